@@ -26,6 +26,8 @@ from groupbench.tracker.judge.toolchain_lines import of_one_toolchain
 from groupbench.tracker.judge.verdicts import CANARY, Effect, Judged
 from groupbench.tracker.query.rows import PointRow
 from groupbench.tracker.stats.predict import Predicted
+from groupbench.tracker.stats.student import quantile
+from groupbench.tracker.stats.thresholds import TOO_NOISY
 from groupbench.tracker.stats.walk import OUT, TO_SUSPECT, Level
 from groupbench.tracker.store import comparisons
 
@@ -37,26 +39,44 @@ class Cases:
         self.data = data
         self.ask = ask_of(sum(point.timed and point.timing is not None for point in data.points))
         self.others = tonight.others(data)  # first: the pasts that it drops and those that the latencies keep add up
-        self.latencies = tonight.latencies(data, self.ask)
-        scores = {key: worth(one.walked, self.ask, one.followed.least) for key, one in self.latencies.items()
+        self.latencies = tonight.Latencies(data, self.ask)
+        scores = {key: worth(one.walked, self.ask, one.followed.least) for key, one in self.latencies.eventful.items()
                   if one.point.series.operator != CANARY}  # fmt: skip
         self.scores = {key: score for key, score in scores.items() if score is not None}
-        self.machines = Machines(list(self.latencies.values()))
+        self.machines = Machines(self.latencies)
         self.facts = LatencyFacts(data, self.machines)
 
-    def places(self, point: PointRow) -> Iterator[int]:
-        """Yield the runs whose facts are needed to find causes."""
-        every = self.others.get(point.pk, [])
-        if (one := self.latencies.get(point.pk)) is not None:
-            yield from transitions.facts_needed(one.past)
-            every = [one, *every]
-        for one in every:
-            starts = [level.start for level in one.walked.stack]
+    def places(self) -> Iterator[tuple[int, int]]:
+        """Yield the (series, run) whose facts are needed to find causes."""
+        for group in self.latencies.groups:
+            for run in transitions.facts_needed(group.past):
+                yield from ((point.series.pk, run) for point in group.points)
+        for one in (*self.latencies.eventful.values(), *(each for ones in self.others.values() for each in ones)):
+            series, starts = one.point.series.pk, [level.start for level in one.walked.stack]
             if one.walked.nights or self._score(one) is not None:
                 starts.append(one.begins)
                 if one.base is not None:
-                    yield from (int(one.own.run[one.base]), self.data.run.pk)
-            yield from one.keys(at for start in starts if start > 0 for at in (start - 1, start))
+                    yield from ((series, run) for run in (int(one.own.run[one.base]), self.data.run.pk))
+            needed = one.keys(at for start in starts if start > 0 for at in (start - 1, start))
+            yield from ((series, run) for run in needed)
+
+    def unmoved(self, point: PointRow) -> Case | None:
+        """Return the single case if nothing may have happened to a point: the one from `of`. Else None.
+
+        In a large night, nearly all points are such.
+        """
+        group, at = self.latencies.calm.get(point.pk, (None, 0))
+        if group is None or group.level is None or point.pk in self.others or (point.error or 0.0) > TOO_NOISY:
+            return None
+        level, used = group.level, group.here.toolchain
+        if used[-2] != used[-1]:
+            return None
+        least, sigma = float(group.stack.least[at]), float(level.deviation[at])
+        evidence = Evidence(
+            n=level.results, counts=least, distance=float(level.distance[at]), decidable=True, sigma=sigma,
+            canary=point.series.operator == CANARY, reach=max(quantile(OUT, level.freedom) * sigma, least),
+        )  # fmt: skip
+        return Case(evidence, Judged(point.series, Verdict.OK, point))
 
     def of(self, point: PointRow) -> list[Case]:
         """Return the cases of a point, the latency's first. Metrics explained by the latency are left out."""

@@ -39,7 +39,7 @@ def fact(default: T, words: str) -> T:
     return value
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)  # a fifth of the memory
 class Evidence:
     """The facts of one row, each with the words by which `gate --why` prints it."""
 

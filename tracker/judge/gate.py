@@ -121,7 +121,7 @@ class _Part:
         self.between = between
         self.asked: list[Judged] = []  # worth an A/B besides the rows of their series
         self.cases, self.pins = Cases(self.data), PinRule(self.data)
-        places = {(point.series.pk, run) for point in points for run in self.cases.places(point)}
+        places = set(self.cases.places())
         for series, turn in self.data.turns.items():
             places |= {(series, run) for run in (turn.base, turn.head) if run is not None}
         self.data.load_facts(places)
@@ -135,9 +135,12 @@ class _Part:
 
     def rows(self) -> list[Judged]:
         """Return the rows of all points, in order."""
-        cases = {point.pk: self._cases(point) for point in self.data.points}
+        unmoved = {point.pk: case.judged() for point in self.data.points if (case := self._unmoved(point))}
+        cases = {point.pk: self._cases(point) for point in self.data.points if point.pk not in unmoved}
         self.cases.machines.ask_once(cases)
-        rows = [row for point in self.data.points for row in self._rows(point, cases[point.pk])]
+        rows = []
+        for point in self.data.points:
+            rows += [unmoved[point.pk]] if point.pk in unmoved else self._rows(point, cases[point.pk])
         noted = ((row, joined(_unknown(row), _unchecked(row))) for row in rows)
         rows = [replace(row, note=joined(row.note, caveat)) if caveat else row for row, caveat in noted]
         author_of = authors(self.data.session, {row.span.head.commit for row in rows if row.span})
@@ -160,6 +163,11 @@ class _Part:
         """Return all cases for a point, the latency's first."""
         muted = self.data.decisions.muted.get(point.series.pk)
         return [case.unless_muted(muted) for case in self._heard(point)]
+
+    def _unmoved(self, point: PointRow) -> Case | None:
+        """Return the single case if nothing may have happened to a point, or None."""
+        muted = point.series.pk in self.data.decisions.muted
+        return None if muted or self.pins.pins or results.implausible(self.data, point) else self.cases.unmoved(point)
 
     def _heard(self, point: PointRow) -> list[Case]:
         if point.status != "ok":

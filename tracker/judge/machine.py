@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
 from dataclasses import replace
 from statistics import median
 from typing import Literal
 
 from groupbench.tracker.judge.parts import Case
 from groupbench.tracker.judge.spans import Span
-from groupbench.tracker.judge.tonight import Tonight
+from groupbench.tracker.judge.tonight import Latencies, Together, Tonight
 from groupbench.tracker.judge.verdicts import CANARY
 from groupbench.tracker.stats.walk import OUT
 
@@ -24,12 +23,14 @@ TOGETHER = 6
 class Machines:
     """The machines of a night."""
 
-    def __init__(self, tonight: Sequence[Tonight]) -> None:
+    def __init__(self, latencies: Latencies) -> None:
         self._moved: dict[tuple[str, bool], list[tuple[Span, float]]] = defaultdict(list)
         self._steps: dict[tuple[str, int], int] = defaultdict(int)
         self._cells: dict[str, int] = defaultdict(int)
         moves: dict[str, list[float]] = defaultdict(list)
-        for one in tonight:
+        for group in latencies.groups:
+            self._add_calm(group, moves)
+        for one in latencies.eventful.values():
             machine = one.point.environment.machine
             if one.point.series.operator == CANARY:
                 self._add_canary(one, machine)
@@ -41,6 +42,16 @@ class Machines:
             if one.walked.results and not _has_new_toolchain(one, one.last):
                 moves[machine].append(one.walked.distance)
         self._common = {machine: median(each) for machine, each in moves.items() if len(each) >= TOGETHER}
+
+    def _add_calm(self, group: Together, moves: dict[str, list[float]]) -> None:
+        """Add a group's cells that certainly did not move."""
+        calm = [at for at in group.calm if group.points[at].series.operator != CANARY]
+        if not calm or group.level is None:
+            return
+        machine = group.points[calm[0]].environment.machine
+        self._cells[machine] += len(calm)
+        if group.here.toolchain[-2] == group.here.toolchain[-1]:
+            moves[machine] += group.level.distance[calm].tolist()
 
     def _add_canary(self, one: Tonight, machine: str) -> None:
         for level in one.steps:

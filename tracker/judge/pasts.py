@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -29,18 +29,23 @@ from groupbench.tracker.store.schema import Commit, KernelSet, Point, Run
 
 _OK = STATUSES.index("ok")
 
+AT_ONCE = 4096
+"""Most series in a group: few enough for small arrays."""
 MIN_SEGMENT = 4
 """Number of results of a toolchain that make a level of its own."""
 
 
 @dataclass(frozen=True)
 class Past:
-    """The good results of one series with the run's timing, oldest first; the run's own is last."""
+    """The good results of one series with the run's timing, oldest first; the run's own is last.
 
-    series: int
-    run: NDArray[np.int64]  # [n] keys
-    environment: NDArray[np.int64]  # [n] machine; results with an equal one are comparable
-    toolchain: NDArray[np.int64]  # [n] equal for the same toolchain
+    Several series that were measured in the same runs have one row each in `log` and `error`, [s, n].
+    """
+
+    series: int  # 0 for several
+    run: NDArray[np.int32]  # [n] keys
+    environment: NDArray[np.signedinteger[Any]]  # [n] machine; results with an equal one are comparable
+    toolchain: NDArray[np.signedinteger[Any]]  # [n] equal for the same toolchain
     state: NDArray[np.int64]  # [n] equal for the same code and toolchain
     log: NDArray[np.float64]  # [n] logarithm of the value
     error: NDArray[np.float64]  # [n] standard error of the logarithm; NaN if unknown
@@ -54,8 +59,12 @@ class Past:
         return np.flatnonzero(self.environment == self.environment[-1:])
 
     def where(self, keep: NDArray[Any]) -> Past:
-        arrays = {name: getattr(self, name)[keep] for name in _ARRAYS}
+        arrays = {name: getattr(self, name)[..., keep] for name in _ARRAYS}
         return Past(self.series, **arrays)
+
+    def one(self, at: int, series: int) -> Past:
+        """Return one series' results."""
+        return replace(self, series=series, log=self.log[at], error=self.error[at])
 
     def on_its_machine(self) -> Past:
         """Return the results on the machine of the last one."""
@@ -106,9 +115,7 @@ class Pasts:
     ) -> None:
         points = recent_points(session, window + 1, line=line, series=series, metrics=metrics)
         self.copies = points.copies
-        starts, sizes = points.starts, np.diff(points.starts)
-        # Reverse the order within each series: oldest first.
-        at = np.repeat(starts[:-1] + starts[1:] - 1, sizes) - np.arange(starts[-1])
+        self._starts = points.starts[-1] - points.starts[::-1]  # in reverse: the oldest point of a series comes first
         environments = environment_rows(session, np.unique(points.environment).tolist())
         machine = coded({key: row.machine for key, row in environments.items()})
         toolchain = coded({key: row.toolchain for key, row in environments.items()})
@@ -117,17 +124,19 @@ class Pasts:
         code = _by_key((key, of_run) for key, of_run, _ in runs)
         self._plans = {key: plan for key, _, plan in runs}
         self._named = coded({key: toolchain_of(plan) for key, _, plan in runs})
-        self._place = {key: place for place, key in enumerate(points.series.tolist())}
-        self._starts = starts
-        self._run = points.run[at]
-        self._environment, self._toolchain = machine[points.environment[at]], toolchain[points.environment[at]]
-        self._state = code[self._run] * (len(environments) + 1) + self._toolchain
-        self._ok = points.status[at] == _OK
-        self._like_newest = self._ok & (points.timing[at] == np.repeat(self._newest_timing(points), sizes))
-        self._values = {LATENCY: np.where(points.median_ms[at] > 0, points.median_ms[at], np.nan), RMS: points.rms[at]}
-        self._values[REPEATABLE] = np.where(points.repeatable[at] < 0, np.nan, points.repeatable[at])
-        self._values |= {metric: points.further[metric.name][at] for metric in metrics}
-        self._error = points.error[at]
+        self._place = {key: place for place, key in enumerate(points.series[::-1].tolist())}
+        self._run = points.run[::-1]
+        self._environment, self._toolchain = (codes[points.environment[::-1]] for codes in (machine, toolchain))
+        self._code = code * (len(environments) + 1)
+        self._ok = points.status[::-1] == _OK
+        newest_timing = np.repeat(self._newest_timing(points), np.diff(points.starts))[::-1]
+        self._like_newest = self._ok & (points.timing[::-1] == newest_timing)
+        ms = points.median_ms[::-1]
+        ms[~(ms > 0)] = np.nan
+        self._values: dict[Metric, NDArray[Any]] = {LATENCY: ms, RMS: points.rms[::-1]}
+        self._values[REPEATABLE] = points.repeatable[::-1]
+        self._values |= {metric: points.further[metric.name][::-1] for metric in metrics}
+        self._error = points.error[::-1]
         self.runs: list[int] = np.unique(self._run).tolist()
 
     @staticmethod
@@ -193,16 +202,22 @@ class Pasts:
         return int(self._ok[self._starts[place] : self._starts[place + 1] - 1].sum())
 
     def table(self, metric: Metric) -> Table:
-        """Return the results of a metric. A floor is added to values, so that tiny ones hardly count."""
+        """Return a metric's results, once: a night may have millions, so their memory is used again.
+
+        A floor is added to values, so that tiny ones hardly count.
+        """
         good = self._like_newest if metric.has_own_rule else self._ok
-        good = good & ~np.isnan(self._values[metric])
-        log = np.log(np.maximum(self._values[metric][good] + metric.negligible, TINY))
-        error = self._error[good] if metric is LATENCY else np.full(len(log), np.nan)
+        values = self._values.pop(metric)
+        good = good & ((values >= 0) if metric is REPEATABLE else ~np.isnan(values))
+        kept = slice(None) if good.all() else good  # a slice copies nothing
+        log = values[kept].astype(np.float64, copy=False)
+        log += metric.negligible
+        np.log(np.maximum(log, TINY, out=log), out=log)
+        error = self._error[kept] if metric is LATENCY else None
         starts = np.concatenate([[0], np.cumsum(good)])[self._starts]
         return Table(
-            self._place, starts, self._run[good], self._environment[good], self._toolchain[good], self._state[good],
-            log, error,
-        )  # fmt: skip
+            self._place, starts, self._run[kept], self._environment[kept], self._toolchain[kept], self._code, log, error
+        )
 
 
 @dataclass(frozen=True)
@@ -211,17 +226,60 @@ class Table:
 
     place: dict[int, int]  # of each series
     starts: NDArray[np.int64]  # [s + 1]
-    run: NDArray[np.int64]  # [p]
-    environment: NDArray[np.int64]  # [p]
-    toolchain: NDArray[np.int64]  # [p]
-    state: NDArray[np.int64]  # [p]
+    run: NDArray[np.int32]  # [p]
+    environment: NDArray[np.signedinteger[Any]]  # [p]
+    toolchain: NDArray[np.signedinteger[Any]]  # [p]
+    code: NDArray[np.int64]  # [r] of each run, equal for the same code; `state` is the sum with the toolchain
     log: NDArray[np.float64]  # [p]
-    error: NDArray[np.float64]  # [p]
+    error: NDArray[np.float64] | None  # [p]
 
     def of(self, series: int) -> Past:
         place = self.place[series]
         rows = slice(int(self.starts[place]), int(self.starts[place + 1]))
-        return Past(series, **{name: getattr(self, name)[rows] for name in _ARRAYS})
+        return self._past(series, rows, rows)
+
+    def _past(self, series: int, rows: Any, of_one: Any) -> Past:
+        """Return the results at some rows, maybe for several series; `of_one` are one series' rows."""
+        log = self.log[rows]
+        error = np.broadcast_to(np.nan, log.shape) if self.error is None else self.error[rows]
+        run, environment, toolchain = (each[of_one] for each in (self.run, self.environment, self.toolchain))
+        return Past(series, run, environment, toolchain, self.code[run] + toolchain, log, error)
+
+    def _together(self, begin: NDArray[np.int64], n: int) -> Past:
+        """Return several series' results; their first rows are given in order."""
+        first = slice(int(begin[0]), int(begin[0]) + n)
+        if (np.diff(begin) != n).any():
+            return self._past(0, begin[:, None] + np.arange(n), first)
+        past = self._past(0, slice(first.start, first.start + n * len(begin)), first)  # copies nothing
+        shape = len(begin), n
+        return replace(past, log=past.log.reshape(shape), error=past.error.reshape(shape))
+
+    def alike(self, series: Sequence[int]) -> Iterator[tuple[NDArray[np.int64], Past]]:
+        """Yield the pasts for series that were measured in the same runs and environments, with their places."""
+        places = np.array([self.place[key] for key in series], dtype=np.int64)
+        begin, sizes = self.starts[places], (self.starts[1:] - self.starts[:-1])[places]
+        keys = self._hashes()[places]
+        for n in np.unique(sizes).tolist():
+            of_size = np.flatnonzero(sizes == n)
+            order = of_size[np.lexsort((begin[of_size], keys[of_size]))]
+            for equal in np.split(order, np.flatnonzero(np.diff(keys[order])) + 1):
+                for start in range(0, len(equal), AT_ONCE):
+                    members = equal[start : start + AT_ONCE]
+                    yield members, self._together(begin[members], n)
+
+    def _hashes(self) -> NDArray[np.uint64]:
+        """Return a hash for the runs and environments in which each series was measured, [s]."""
+        random, n = np.random.default_rng(0), len(self.starts) - 1
+        codes = self.run, self.environment, self.toolchain
+        odd = [2 * random.integers(2**63, size=each.max(initial=0) + 1, dtype=np.uint64) + 1 for each in codes]
+        hashes = np.zeros(n, dtype=np.uint64)
+        for start in range(0, n, AT_ONCE):
+            starts = self.starts[start : start + AT_ONCE + 1]
+            rows = slice(int(starts[0]), int(starts[-1]))
+            (run, environment, toolchain) = (random[each[rows]] for random, each in zip(odd, codes, strict=True))
+            total = np.concatenate([np.zeros(1, dtype=np.uint64), np.cumsum(run * environment * toolchain)])
+            hashes[start : start + AT_ONCE] = np.diff(total[starts - starts[0]])
+        return hashes
 
     def moved(self, least: float) -> set[int]:
         """Return the series whose logarithms differ by more than `least`; no other can have changed."""
@@ -308,10 +366,11 @@ def authors(session: Session, commits: Iterable[str]) -> dict[str, str | None]:
     }
 
 
-def coded(texts: Mapping[int, str]) -> NDArray[np.int64]:
-    """Return a number for each key, equal for equal texts."""
+def coded(texts: Mapping[int, str]) -> NDArray[np.signedinteger[Any]]:
+    """Return a number for each key, equal for equal texts, in a small type: millions use it."""
     numbers: dict[str, int] = {}
-    return _by_key((key, numbers.setdefault(text, len(numbers))) for key, text in texts.items())
+    codes = _by_key((key, numbers.setdefault(text, len(numbers))) for key, text in texts.items())
+    return codes.astype(np.min_scalar_type(-1 - len(numbers)))
 
 
 def _by_key(pairs: Iterable[tuple[int, int]]) -> NDArray[np.int64]:

@@ -14,20 +14,18 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from sqlalchemy import ColumnElement, case, func, select
+from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from groupbench.tracker.facts.metrics import Metric
-from groupbench.tracker.facts.record import STATUSES
 from groupbench.tracker.query.lines import CommitLine
+from groupbench.tracker.store import columns
 from groupbench.tracker.store.chunks import chunks
+from groupbench.tracker.store.columns import CODES, Columns
 from groupbench.tracker.store.points import PPM
-from groupbench.tracker.store.schema import NEWEST_FIRST, Point, Run, Series, table_of
+from groupbench.tracker.store.schema import NEWEST_FIRST, Run, Series
 
-TIMINGS = (None, "gpu", "cpu", "interpreted")
-"""None for points without a latency."""
-
-_BY_KEY = 0.02
+_BY_KEY = 0.03
 """Share of the series to read by key instead of scanning runs: a key takes the time of some fifty points of a scan."""
 _CHUNK = 200
 
@@ -41,8 +39,8 @@ class Recent:
 
     series: NDArray[np.int64]  # [s] keys, ascending
     starts: NDArray[np.int64]  # [s + 1] start of each series; the last entry is the number of points
-    run: NDArray[np.int64]  # [p] key
-    environment: NDArray[np.int64]  # [p] key
+    run: NDArray[np.int32]  # [p] key
+    environment: NDArray[np.int32]  # [p] key
     status: NDArray[np.int8]  # [p] place in STATUSES
     timing: NDArray[np.int8]  # [p] place in TIMINGS
     median_ms: NDArray[np.float64]  # [p] NaN if unknown, like the next two
@@ -60,70 +58,6 @@ class Recent:
         return slice(int(self.starts[place]), int(self.starts[place + 1]))
 
 
-_POINT = table_of(Point).columns
-_CODES = (len(TIMINGS), 3)  # number of codes for timing and repeatable, which share an integer with status
-
-
-def _code() -> Any:
-    """Return SQL that encodes status, timing and repeatable as one integer.
-
-    Reading them as two million texts would take longer than everything else.
-    """
-    status = case({name: place for place, name in enumerate(STATUSES)}, value=_POINT.status)
-    timing = case({name: place for place, name in enumerate(TIMINGS) if name}, value=_POINT.timing, else_=0)
-    repeatable = case((_POINT.repeatable.is_(True), 1), (_POINT.repeatable.is_(False), 0), else_=2)
-    return (status * _CODES[0] + timing) * _CODES[1] + repeatable
-
-
-class _Layout:
-    """The columns to read, and the array of their rows."""
-
-    def __init__(self, metrics: Sequence[Metric] = ()) -> None:
-        self.metrics = metrics
-        self.columns = (  # of the table; the mapped class would double the time
-            _POINT.series_id,
-            _POINT.run_id,
-            _POINT.environment_id,
-            _code(),
-            _POINT.median_ms,
-            _POINT.error_ppm,
-            _POINT.rms,
-            _POINT.content,
-            *map(_value, metrics),
-        )
-        self.dtype = np.dtype(
-            [
-                ("series", np.int32),
-                ("run", np.int32),
-                ("environment", np.int32),
-                ("code", np.int16),
-                ("median_ms", np.float64),
-                ("error_ppm", np.float32),
-                ("rms", np.float64),
-                ("content", np.int64),
-                *((f"metric {metric.name}", np.float64) for metric in metrics),
-            ]
-        )
-        self.nothing: _Rows = np.zeros(0, dtype=self.dtype)
-
-    def rows(self, session: Session, condition: ColumnElement[bool]) -> _Rows:
-        """Return the points that meet a condition."""
-        result: Any = session.execute(select(*self.columns).where(condition))
-        with result:  # the driver's cursor gives plain tuples, with None for missing numbers
-            return np.fromiter(result.cursor, dtype=self.dtype)
-
-
-def _value(metric: Metric) -> ColumnElement[float]:
-    """Return SQL for the stored value of a metric."""
-    if metric.column is not None:
-        return _POINT[metric.column]
-    return _POINT.metrics[metric.name].as_float()
-
-
-_Rows = NDArray[Any]
-"""An array [p] of a layout's rows."""
-
-
 def recent_points(
     session: Session,
     n: int,
@@ -136,38 +70,38 @@ def recent_points(
     newest = list(session.scalars(select(Run.id).order_by(*NEWEST_FIRST)) if line is None else line.runs)
     rank, commit = _ranks_and_commits(session, newest)
     wanted = _wanted(session, series)
-    layout = _Layout(metrics)
     counts = np.zeros(len(wanted), dtype=np.int64)
-
     few = wanted.sum() <= _BY_KEY * (len(wanted) - 1)
-    copies = _Copies(commit, newest)
-    if few and not copies.possible:
-        return _joined(layout, [_on_line(session, layout, np.flatnonzero(wanted).tolist(), rank)], rank, n, 0)
-    by_run = _by_run(session, layout, np.flatnonzero(wanted).tolist(), rank) if few else {}
-    blocks: list[_Rows] = []
+    copies, gathered = _Copies(commit, newest), _Gathered(metrics)
+    if few:
+        rows = _on_line(session, metrics, np.flatnonzero(wanted).tolist(), rank)
+        if not copies.possible:
+            gathered.add(rows)
+            return gathered.newest(n, 0)
+        by_run = _by_run(rows)
     unfinished = int(wanted.sum())
     for place, run in enumerate(newest):
         if unfinished == 0 or (place >= n and unfinished <= _BY_KEY * wanted.sum()):
             break
-        if few:
-            block = by_run.get(run, layout.nothing)
-        else:
-            block = _where(layout.rows(session, _POINT.run_id == run), wanted)
-        block = copies.without(block)
-        if len(block):
-            blocks.append(block)
-            counts[block["series"]] += 1
-            unfinished -= int((counts[block["series"]] == n).sum())  # a series has one point in a run
+        if few and run not in by_run:
+            continue
+        block = by_run[run] if few else columns.of_run(session, run, metrics)
+        block = copies.without(_where(block, wanted[block["series"]]))
+        gathered.add(block)
+        counts[block["series"]] += 1
+        unfinished -= int((counts[block["series"]] == n).sum())  # a series has one point in a run
     else:
-        return _joined(layout, blocks, rank, n, copies.number)
+        return gathered.newest(n, copies.number)
 
     stragglers = wanted & (counts < n)
     if stragglers.any():
-        blocks = [_where(block, ~stragglers) for block in blocks]
-        rest = _by_run(session, layout, np.flatnonzero(stragglers).tolist(), rank)
+        gathered.remove(stragglers)
+        rest = _by_run(_on_line(session, metrics, np.flatnonzero(stragglers).tolist(), rank))
         older = _Copies(commit, newest)
-        blocks += [older.without(rest[run]) for run in newest if run in rest]
-    return _joined(layout, blocks, rank, n, copies.number)
+        for run in newest:
+            if run in rest:
+                gathered.add(older.without(rest[run]))
+    return gathered.newest(n, copies.number)
 
 
 def _ranks_and_commits(session: Session, newest: list[int]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -188,18 +122,23 @@ def _wanted(session: Session, series: Collection[int] | None) -> NDArray[np.bool
     return wanted
 
 
-def _by_run(session: Session, layout: _Layout, series: Sequence[int], rank: NDArray[np.int64]) -> dict[int, _Rows]:
-    """Return every point of some series by run, for the runs on the line."""
-    rows = _on_line(session, layout, series, rank)
-    rows = rows[np.argsort(rows["run"], kind="stable")]
-    return {int(rows["run"][start]): rows[start:end] for start, end in pairwise(_starts(rows["run"]).tolist())}
+def _by_run(rows: Columns) -> dict[int, Columns]:
+    """Return points by run."""
+    rows = _where(rows, np.argsort(rows["run"], kind="stable"))
+    return {
+        int(rows["run"][start]): {name: array[start:end] for name, array in rows.items()}
+        for start, end in pairwise(_starts(rows["run"]).tolist())
+    }
 
 
-def _on_line(session: Session, layout: _Layout, series: Sequence[int], rank: NDArray[np.int64]) -> _Rows:
-    """Return every point of some series in the runs on the line."""
-    blocks = [layout.rows(session, _POINT.series_id.in_(keys)) for keys in chunks(series, _CHUNK)]
-    rows = np.concatenate([layout.nothing, *blocks])
-    return rows[rank[rows["run"]] >= 0]
+def _on_line(session: Session, metrics: Sequence[Metric], series: Sequence[int], rank: NDArray[np.int64]) -> Columns:
+    """Return some series' points in the runs on the line, the newest first."""
+    rows = columns.nothing()
+    read = [columns.of_points(session, columns.POINT.series_id.in_(keys), metrics) for keys in chunks(series, _CHUNK)]
+    if read:
+        rows = {name: np.concatenate([block[name] for block in read]) for name in read[0]}
+    rows = _where(rows, rank[rows["run"]] >= 0)
+    return _where(rows, np.argsort(rank[rows["run"]], kind="stable"))
 
 
 class _Copies:
@@ -219,61 +158,89 @@ class _Copies:
         """Whether several runs measured a commit."""
         return bool(self._repeated.any())
 
-    def without(self, block: _Rows) -> _Rows:
-        """Return the rows of one run without copies of earlier runs. The content hash includes the series."""
-        commit = int(self._commit[block["run"][0]]) if len(block) else 0
-        if not len(block) or not self._repeated[commit]:
+    def without(self, block: Columns) -> Columns:
+        """Return the columns of one run without copies of earlier runs. The content hash includes the series."""
+        commit = int(self._commit[block["run"][0]]) if len(block["run"]) else 0
+        content = block.pop("content")
+        if not len(content) or not self._repeated[commit]:
             return block
         seen = self._seen.get(commit)
         if seen is not None:
-            place = np.minimum(np.searchsorted(seen, block["content"]), len(seen) - 1)
-            copied = (seen[place] == block["content"]) & ~np.isnan(block["median_ms"])
+            place = np.minimum(np.searchsorted(seen, content), len(seen) - 1)
+            copied = (seen[place] == content) & ~np.isnan(block["median_ms"])
             self.number += int(copied.sum())
-            block = block[~copied] if copied.any() else block
-        contents = block["content"] if seen is None else np.concatenate([seen, np.sort(block["content"])])
+            block, content = _where(block, ~copied), content[~copied]
+        contents = content if seen is None else np.concatenate([seen, np.sort(content)])
         self._seen[commit] = np.sort(contents, kind="stable")  # merges sorted parts in linear time
         return block
 
 
-def _where(block: _Rows, keys: NDArray[np.bool_]) -> _Rows:
-    """Return the rows whose series is marked in `keys`."""
-    keep = keys[block["series"]]
-    return block if keep.all() else block[keep]
+def _where(block: Columns, keep: NDArray[Any]) -> Columns:
+    """Return some points: by a mask, or by their places."""
+    if keep.dtype == bool and keep.all():
+        return block
+    return {name: array[keep] for name, array in block.items()}
 
 
-def _joined(layout: _Layout, blocks: list[_Rows], rank: NDArray[np.int64], n: int, copies: int) -> Recent:
-    """Return the newest `n` rows of each series. rank: [runs] place of each run from the newest."""
-    blocks = [layout.nothing, *blocks]
+class _Gathered:
+    """Many runs' points, the newest first: one growing buffer for each column, so freed ones leave no gaps."""
 
-    def column(name: str) -> NDArray[Any]:  # one at a time: all of them are large
-        return np.concatenate([block[name] for block in blocks])
+    def __init__(self, metrics: Sequence[Metric]) -> None:
+        self._metrics = metrics
+        self._types = {name: array.dtype for name, array in columns.nothing().items() if name != "content"}
+        self._types |= {columns.key(metric): np.dtype(np.float64) for metric in metrics}
+        self._bytes = {name: bytearray() for name in self._types}
 
-    run, series = column("run"), column("series")
-    order = np.lexsort((rank[run] if len(run) else run, series))
-    ordered = series[order]
-    starts = _starts(ordered)
-    order = order[np.arange(len(ordered)) - np.repeat(starts[:-1], np.diff(starts)) < n]
-    series = series[order]
-    starts = _starts(series)
-    code, repeatable = np.divmod(column("code")[order], _CODES[1])
-    status, timing = np.divmod(code, _CODES[0])
-    return Recent(
-        series=series[starts[:-1]].astype(np.int64),
-        starts=starts,
-        run=run[order].astype(np.int64),
-        environment=column("environment")[order].astype(np.int64),
-        status=status.astype(np.int8),
-        timing=timing.astype(np.int8),
-        median_ms=column("median_ms")[order],
-        error=column("error_ppm")[order].astype(np.float64) / PPM,
-        rms=column("rms")[order],
-        repeatable=np.where(repeatable == 2, -1, repeatable).astype(np.int8),
-        further={metric.name: column(f"metric {metric.name}")[order] for metric in layout.metrics},
-        copies=copies,
-    )
+    def add(self, block: Columns) -> None:
+        for name, kind in self._types.items():
+            self._bytes[name] += block[name].data if name in block else np.full(len(block["run"]), np.nan, kind).data
+
+    def remove(self, series: NDArray[np.bool_]) -> None:
+        """Remove the marked series' points, by key."""
+        keep = ~series[self._array("series")]
+        for name in self._types:
+            self._bytes[name] = bytearray(self._array(name)[keep].data)
+
+    def _array(self, name: str) -> NDArray[Any]:
+        return np.frombuffer(self._bytes[name], self._types[name])
+
+    def newest(self, n: int, copies: int) -> Recent:
+        """Return each series' newest `n` points, and forget all."""
+        order = np.argsort(self._array("series"), kind="stable")
+        series = self._array("series")[order]
+        starts = _starts(series)
+        if len(series) and np.diff(starts).max() > n:
+            order = order[np.arange(len(order)) - np.repeat(starts[:-1], np.diff(starts)) < n]
+            series = self._array("series")[order]
+            starts = _starts(series)
+
+        def column(name: str) -> NDArray[Any]:
+            array = self._array(name)[order]
+            del self._bytes[name]
+            return array
+
+        keys = series[starts[:-1]].astype(np.int64)
+        code, repeatable = np.divmod(column("code"), CODES[1])
+        status, timing = (each.astype(np.int8) for each in np.divmod(code, CODES[0]))
+        error = column("error_ppm").astype(np.float64)
+        error /= PPM
+        return Recent(
+            series=keys,
+            starts=starts,
+            run=column("run"),
+            environment=column("environment"),
+            status=status,
+            timing=timing,
+            median_ms=column("median_ms"),
+            error=error,
+            rms=column("rms"),
+            repeatable=np.where(repeatable == 2, -1, repeatable).astype(np.int8),
+            further={metric.name: column(columns.key(metric)) for metric in self._metrics},
+            copies=copies,
+        )
 
 
-def _starts(ordered: NDArray[np.int64]) -> NDArray[np.int64]:
+def _starts(ordered: NDArray[np.int32]) -> NDArray[np.int64]:
     """Return the start of each group of equal keys, and the length at the end."""
     if not len(ordered):
         return np.zeros(1, dtype=np.int64)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from statistics import median
@@ -15,13 +15,13 @@ from groupbench.tracker.facts.metrics import LATENCY, REPEATABLE, RMS, Metric
 from groupbench.tracker.judge.alerts import AlertRow
 from groupbench.tracker.judge.evidence import OLD
 from groupbench.tracker.judge.gate_data import GateData
-from groupbench.tracker.judge.marks import marks_of
+from groupbench.tracker.judge.marks import Marks, marks_of
 from groupbench.tracker.judge.pasts import Past
 from groupbench.tracker.judge.spans import Span
 from groupbench.tracker.query.rows import PointRow, RunRow
 from groupbench.tracker.stats.exact import walk_exact
-from groupbench.tracker.stats.predict import ENOUGH, FIRST, LAST, lower_median, mad
-from groupbench.tracker.stats.screen import Followed, follow
+from groupbench.tracker.stats.predict import ENOUGH, FIRST, LAST, lower_median
+from groupbench.tracker.stats.screen import Followed, OneLevel, Stacked, scatter, screen
 from groupbench.tracker.stats.thresholds import FLOOR, least_effect, prior_scatter
 from groupbench.tracker.stats.walk import NIGHTS, Level, Walked
 
@@ -162,80 +162,182 @@ class Tonight:
         return self.walked.stack[1:]
 
 
-def latencies(data: GateData, ask: float) -> dict[int, Tonight]:
-    """Return the levels of each latency, by the key of its point.
+@dataclass(frozen=True)
+class Together:
+    """A metric for series that were measured in the same runs and environments.
+
+    Attributes:
+        data: The night's data.
+        metric: The metric.
+        points: Tonight's points [s].
+        past: All series' results on every machine.
+        here: Those on tonight's machine.
+        stack: The series as they are followed.
+        marks: Their A/Bs and alerts as marks, by place.
+        level: Their levels if each is on one; None if all must be followed.
+    """
+
+    data: GateData
+    metric: Metric
+    points: Sequence[PointRow]
+    past: Past
+    here: Past
+    stack: Stacked
+    marks: Mapping[int, Marks]
+    level: OneLevel | None = None
+
+    @cached_property
+    def calm(self) -> list[int]:
+        """Places for series without A/Bs or alerts that are certainly on one level."""
+        if self.level is None:
+            return []
+        return [at for at in np.flatnonzero(self.level.certain).tolist() if at not in self.marks]
+
+    @property
+    def eventful(self) -> list[Tonight]:
+        """The other series."""
+        calm = set(self.calm)
+        return [self.tonight(at) for at in range(len(self.points)) if at not in calm]
+
+    def tonight(self, at: int) -> Tonight:
+        """Return one series."""
+        point, followed = self.points[at], self.stack.one(at, self.marks.get(at))
+        past, here = (each.one(at, point.series.pk) for each in (self.past, self.here))
+        if _is_exact(self.metric):
+            walked = _exact(here, followed, self.metric)
+        elif self.level is not None and self.level.certain[at] and not self.marks.get(at):
+            walked = self.level.walked(at)
+        else:
+            walked = followed.walked()
+        return Tonight(self.data, point, self.metric, past, here, followed, walked)
+
+
+def _screened(groups: Sequence[Together], ask: float) -> list[Together]:
+    levels = screen([each.stack for each in groups], ask)
+    return [replace(each, level=level) for each, level in zip(groups, levels, strict=True)]
+
+
+class Latencies:
+    """A night's latencies.
 
     Args:
         data: The night's data.
         ask: Chance of a result below which it is worth an A/B.
+
+    Attributes:
+        groups: All of them.
+        eventful: Those that may have moved, by point key.
+        calm: The others' group and place.
     """
-    points = [point for point in data.points if point.timed and point.timing is not None]
-    pasts = [data.pasts.latency(point.series.pk) for point in points]
-    alike = [past.on_its_machine() for past in pasts]
-    followed = _with_priors(points, [_latency(data, point, past) for point, past in zip(points, alike, strict=True)])
-    rows = zip(points, pasts, alike, followed, follow(followed, ask), strict=True)
-    return {
-        point.pk: Tonight(data, point, LATENCY, past, own_past, one, walked)
-        for point, past, own_past, one, walked in rows
-    }
+
+    def __init__(self, data: GateData, ask: float) -> None:
+        self.groups = _screened(_with_priors(list(_latencies(data))), ask)
+        self.eventful = {one.point.pk: one for group in self.groups for one in group.eventful}
+        self.calm = {group.points[at].pk: (group, at) for group in self.groups for at in group.calm}
+
+    def get(self, point: int) -> Tonight | None:
+        """Return a point's latency, by its key, or None without one."""
+        if point not in self.calm:
+            return self.eventful.get(point)
+        group, at = self.calm[point]
+        return group.tonight(at)
 
 
-def _latency(data: GateData, point: PointRow, own: Past) -> Followed:
-    assert point.timing is not None
-    ordered, n = np.sort(own.log), len(own)  # a third of the time of np.median
-    ms = math.exp((ordered[(n - 1) // 2] + ordered[n // 2]) / 2)
-    by_plan = data.decisions.limits.get(point.series.pk)
-    least = least_effect(point.timing, ms) if by_plan is None else by_plan
-    counts = math.log1p(least if data.min_effect is None else data.min_effect)
-    marks = marks_of(data, own, LATENCY, counts)
-    return Followed(own.log, counts, prior_scatter(point.timing, ms), FLOOR[point.timing], own.error, marks)
+def _latencies(data: GateData) -> Iterator[Together]:
+    timings = defaultdict(list)
+    for point in data.points:
+        if point.timed and point.timing is not None:
+            timings[point.timing].append(point)
+    for timing, points in timings.items():
+        for places, past in data.pasts.latencies.alike([point.series.pk for point in points]):
+            alike = data.pasts.of_its_toolchain(past)
+            yield _of_timing(data, timing, [points[at] for at in places.tolist()], alike)
 
 
-def _with_priors(points: Sequence[PointRow], followed: Sequence[Followed]) -> list[Followed]:
+def _of_timing(data: GateData, timing: str, points: Sequence[PointRow], past: Past) -> Together:
+    here = past.on_its_machine()
+    ordered, n = np.sort(here.log, axis=1), len(here)  # a third of the time of np.median
+    ms = np.exp((ordered[:, (n - 1) // 2] + ordered[:, n // 2]) / 2).tolist()
+    counts, marks = [], {}
+    for at, (point, level) in enumerate(zip(points, ms, strict=True)):
+        series = point.series.pk
+        by_plan = data.decisions.limits.get(series)
+        least = least_effect(timing, level) if by_plan is None else by_plan
+        counts.append(math.log1p(least if data.min_effect is None else data.min_effect))
+        if series in data.alerts or series in data.comparisons:
+            marks[at] = marks_of(data, here.one(at, series), LATENCY, counts[at])
+    prior = np.array([prior_scatter(timing, level) for level in ms])
+    stack = Stacked(here.log, np.array(counts), prior, np.full(len(points), FLOOR[timing]), here.error)
+    return Together(data, LATENCY, points, past, here, stack, marks)
+
+
+def _with_priors(groups: Sequence[Together]) -> list[Together]:
     """Return series with the prior scatter of the others of their pool, if there are enough."""
     pools: dict[tuple[object, ...], list[float]] = defaultdict(list)
     keys = []
-    for point, one in zip(points, followed, strict=True):
-        series = point.series
-        keys.append((point.timing, series.hardware, series.host, series.protocol, one.least))
-        if len(one.y) > ENOUGH:
-            pools[keys[-1]].append(mad(one.y[-LAST - 1 : -1].tolist()))
-    scatter = {key: max(median(each), 1e-9) for key, each in pools.items() if len(each) >= POOL}
-    return [
-        one if key not in scatter else replace(one, prior=max(scatter[key], one.floor))
-        for key, one in zip(keys, followed, strict=True)
-    ]
+    for group in groups:
+        pairs = zip(group.points, group.stack.least.tolist(), strict=True)
+        keys.append([_pool(point, least) for point, least in pairs])
+        if len(group.here) > ENOUGH:
+            for key, each in zip(keys[-1], scatter(group.here.log[:, -LAST - 1 : -1]).tolist(), strict=True):
+                pools[key].append(each)
+    priors = {key: max(median(each), 1e-9) for key, each in pools.items() if len(each) >= POOL}
+    made = []
+    for group, of_group in zip(groups, keys, strict=True):
+        pooled = np.array([priors.get(key, math.nan) for key in of_group])
+        prior = np.where(np.isnan(pooled), group.stack.prior, np.maximum(pooled, group.stack.floor))
+        made.append(replace(group, stack=replace(group.stack, prior=prior)))
+    return made
+
+
+def _pool(point: PointRow, least: float) -> tuple[object, ...]:
+    """Return the facts that series with similar noise share."""
+    return point.timing, point.series.hardware, point.series.host, point.series.protocol, least
 
 
 def others(data: GateData) -> dict[int, list[Tonight]]:
-    """Return the levels of every other metric with a change or an alert, by the key of its point."""
+    """Return the other metrics' levels that may have moved, by point key."""
     by_point: dict[int, list[Tonight]] = defaultdict(list)
     for metric in (RMS, REPEATABLE, *data.metrics):
-        ones = list(_changed(data, metric))
-        walks = [] if _is_exact(metric) else follow([followed for *_, followed in ones], 0.0)
-        for (point, past, followed), walked in zip(ones, walks or map(_exact, ones, [metric] * len(ones)), strict=True):
-            by_point[point.pk].append(Tonight(data, point, metric, past, past, followed, walked))
+        groups = list(_changed(data, metric))
+        for group in groups if _is_exact(metric) else _screened(groups, 0.0):
+            for one in group.eventful:
+                by_point[one.point.pk].append(one)
     return by_point
 
 
-def _changed(data: GateData, metric: Metric) -> Iterator[tuple[PointRow, Past, Followed]]:
+def _changed(data: GateData, metric: Metric) -> Iterator[Together]:
     """Yield the series of which a metric has changed by more than counts, or has an alert."""
     counts = 0.0 if _is_exact(metric) else math.log1p(metric.least)
     table = data.pasts.table(metric)
-    moved = table.moved(counts)
-    for point in data.points:
-        series = point.series.pk
-        if point.status != "ok" or point.value(metric) is None or not (series in moved or series in data.alerts):
+    maybe = table.moved(counts).union(data.alerts)
+    points = [
+        point for point in data.points
+        if point.series.pk in maybe and point.status == "ok" and point.value(metric) is not None
+    ]  # fmt: skip
+    for places, past in table.alike([point.series.pk for point in points]):
+        here = data.pasts.of_its_toolchain(past).on_its_machine()
+        marks: dict[int, Marks] = {}
+        for place, at in enumerate(places.tolist()):
+            series = points[at].series.pk
+            if series in data.alerts and (marks_here := marks_of(data, here.one(place, series), metric)):
+                marks[place] = marks_here
+        changed = np.ptp(here.log, axis=1) > counts if len(here) > 1 else np.zeros(len(places), dtype=bool)
+        changed[list(marks)] = True
+        kept = np.flatnonzero(changed)
+        if not len(kept):
             continue
-        past = data.pasts.of_its_toolchain(table.of(series)).on_its_machine()
-        marks = marks_of(data, past, metric)
-        if marks or (len(past) > 1 and np.ptp(past.log) > counts):
-            prior = RMS_PRIOR if metric is RMS else counts
-            yield point, past, Followed(metric.sign * past.log, counts, prior, metric.floor, None, marks)
+        if len(kept) < len(places):
+            here = replace(here, log=here.log[kept], error=here.error[kept])
+        arrays = (np.full(len(kept), each) for each in (counts, RMS_PRIOR if metric is RMS else counts, metric.floor))
+        of_kept = {int(np.searchsorted(kept, place)): each for place, each in marks.items()}
+        of_group = [points[at] for at in places[kept].tolist()]
+        yield Together(
+            data, metric, of_group, here, here, Stacked(here.log if metric.sign == 1 else -here.log, *arrays), of_kept
+        )
 
 
-def _exact(one: tuple[PointRow, Past, Followed], metric: Metric) -> Walked:
-    _, past, followed = one
+def _exact(past: Past, followed: Followed, metric: Metric) -> Walked:
 
     def worse(before: float, after: float) -> bool:
         return bool(metric.worse(*(metric.level(metric.sign * y) for y in (before, after))))

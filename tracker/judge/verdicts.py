@@ -246,7 +246,7 @@ class Gate:
         """The rows of expected series without a result."""
         return [row for row in self.rows if not row.measured]
 
-    @property
+    @cached_property
     def outcome(self) -> RunOutcome:
         return outcome(self.rows, self.exit_code)
 

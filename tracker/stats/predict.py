@@ -129,9 +129,11 @@ def predict(
         raise ValueError("a level without results needs a centre")
     newest = kept[-LAST:]
     middle = lower_median(newest) if newest else centre
-    scattered = [*others[len(others) - (LAST - len(newest)) :], *(value - middle for value in newest)]
+    scattered = [value - middle for value in newest]
+    if len(scattered) < LAST:
+        scattered = [*others[len(others) - (LAST - len(newest)) :], *scattered]
     n = max(len(scattered), 1)
-    spread = MAD_SD * sorted(abs(each) for each in scattered)[len(scattered) // 2] if n > 1 else 0.0
+    spread = MAD_SD * sorted(map(abs, scattered))[len(scattered) // 2] if n > 1 else 0.0
     variance = (PRIOR_WEIGHT * prior**2 + (n - 1) * spread**2) / (n + PRIOR_WEIGHT - 1)
     uncertain = 1 + MEDIAN_VARIANCE / max(len(first), 1)
     deviation = max(math.sqrt(variance), floor) * math.sqrt(uncertain)

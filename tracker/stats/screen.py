@@ -62,6 +62,53 @@ class Followed:
         return walk(self.y.tolist(), self.least, self.prior, self.marks, errors, self.floor)
 
 
+@dataclass(frozen=True)
+class Stacked:
+    """Equally long series [s] to follow, with the fields in `Followed` as arrays: y and errors [s, n], others [s]."""
+
+    y: Floats
+    least: Floats
+    prior: Floats
+    floor: Floats
+    errors: Floats | None = None
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def one(self, at: int, marks: Mapping[int, Sequence[Mark]] | None = None) -> Followed:
+        """Return one series, with its marks."""
+        errors = None if self.errors is None else self.errors[at]
+        least, prior, floor = (float(each[at]) for each in (self.least, self.prior, self.floor))
+        return Followed(self.y[at], least, prior, floor, errors, marks or {})
+
+
+@dataclass(frozen=True)
+class OneLevel:
+    """Series [s] as they are if they are on one level.
+
+    Attributes:
+        certain: Whether a series certainly is. The others must be followed night by night.
+        centre: The level.
+        deviation: Standard deviation of the next result.
+        distance: Of tonight's result from the level.
+        freedom: The deviation's degrees of freedom.
+        results: Number of earlier results.
+    """
+
+    certain: NDArray[np.bool_]
+    centre: Floats
+    deviation: Floats
+    distance: Floats
+    freedom: int
+    results: int
+
+    def walked(self, at: int) -> Walked:
+        """Return one series' level."""
+        level = Level(0, known=float(self.centre[at]))
+        predicted = Predicted(float(self.centre[at]), float(self.deviation[at]), self.freedom)
+        return Walked((level,), (level,), predicted, predicted, float(self.distance[at]), results=self.results)
+
+
 def follow(series: Sequence[Followed], ask: float) -> list[Walked]:
     """Return where each series is tonight.
 
@@ -69,34 +116,49 @@ def follow(series: Sequence[Followed], ask: float) -> list[Walked]:
         series: The series.
         ask: Chance of tonight's result below which a series is worth an A/B.
     """
-    if len(series) <= FEW:
-        return [one.walked() for one in series]
-    walked: dict[int, Walked] = {}
     by_length: dict[int, list[int]] = defaultdict(list)
     for at, one in enumerate(series):
-        if one.marks or len(one.y) <= LEFT_OUT_FROM + 1:
-            walked[at] = one.walked()
-        else:
-            by_length[len(one.y)].append(at)
+        by_length[len(one.y)].append(at)
+    stacks = []
     for places in by_length.values():
-        for at, one_level in zip(places, _on_one_level([series[at] for at in places], ask), strict=True):
-            walked[at] = one_level or series[at].walked()
+        alike = [series[at] for at in places]
+        arrays = (np.array([getattr(one, name) for one in alike]) for name in ("y", "least", "prior", "floor"))
+        stacks.append(Stacked(*arrays))
+    walked: dict[int, Walked] = {}
+    for places, level in zip(by_length.values(), screen(stacks, ask), strict=True):
+        for place, at in enumerate(places):
+            calm = level is not None and level.certain[place] and not series[at].marks
+            walked[at] = level.walked(place) if calm and level is not None else series[at].walked()
     return [walked[at] for at in range(len(series))]
 
 
-def _on_one_level(series: Sequence[Followed], ask: float) -> list[Walked | None]:
-    """Return where series of one length are, None for those that must be followed night by night."""
-    y = np.stack([one.y for one in series])
-    least, prior, floor = (np.array([getattr(one, name) for one in series]) for name in ("least", "prior", "floor"))
+def screen(stacks: Sequence[Stacked], ask: float) -> list[OneLevel | None]:
+    """Return the series that are certainly on one level, for each stack; None if all must be followed.
+
+    Args:
+        stacks: A night's series.
+        ask: Chance of tonight's result below which a series is worth an A/B.
+    """
+    few = sum(map(len, stacks)) <= FEW
+    return [None if few or each.y.shape[1] <= LEFT_OUT_FROM + 1 else _on_one_level(each, ask) for each in stacks]
+
+
+def scatter(values: Floats) -> Floats:
+    """Return each row's robust standard deviation, as `predict.mad` does."""
+    n = values.shape[1]
+    middle = np.sort(values, axis=1)[:, (n - 1) // 2]
+    return MAD_SD * np.sort(np.abs(values - middle[:, None]), axis=1)[:, n // 2]
+
+
+def _on_one_level(series: Stacked, ask: float) -> OneLevel:
+    y, least = series.y, series.least
     kept = y[:, : -1 - LEFT_OUT]
     first = kept[:, :FIRST]
     centre = np.sort(first, axis=1)[:, (first.shape[1] - 1) // 2]
     newest = kept[:, -LAST:]
     n = newest.shape[1]
-    middle = np.sort(newest, axis=1)[:, (n - 1) // 2]
-    spread = MAD_SD * np.sort(np.abs(newest - middle[:, None]), axis=1)[:, n // 2]
-    variance = (PRIOR_WEIGHT * prior**2 + (n - 1) * spread**2) / (n + PRIOR_WEIGHT - 1)
-    deviation = np.maximum(np.sqrt(variance), floor) * np.sqrt(1 + MEDIAN_VARIANCE / first.shape[1])
+    variance = (PRIOR_WEIGHT * series.prior**2 + (n - 1) * scatter(newest) ** 2) / (n + PRIOR_WEIGHT - 1)
+    deviation = np.maximum(np.sqrt(variance), series.floor) * np.sqrt(1 + MEDIAN_VARIANCE / first.shape[1])
     away = y - centre[:, None]
     limit = np.maximum(least, APART * deviation)[:, None]
     follow = np.zeros(len(series), dtype=bool)
@@ -116,13 +178,4 @@ def _on_one_level(series: Sequence[Followed], ask: float) -> list[Walked | None]
         follow |= (side == side[:, -1:]).all(axis=1) & (nearest > least) & (nearest >= needed)
     high, low = y[:, :-NIGHTS].max(axis=1), y[:, :-NIGHTS].min(axis=1)
     follow |= (y[:, -1] > 2 * high - low) & (distance > least)  # it may be beyond all others
-    results = y.shape[1] - 1
-    followed: list[Walked | None] = []
-    for at in range(len(series)):
-        if follow[at]:
-            followed.append(None)
-            continue
-        level = Level(0, known=float(centre[at]))
-        predicted = Predicted(float(centre[at]), float(deviation[at]), freedom)
-        followed.append(Walked((level,), (level,), predicted, predicted, float(distance[at]), results=results))
-    return followed
+    return OneLevel(~follow, centre, deviation, distance, freedom, y.shape[1] - 1)

@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import NormalDist
 from typing import Literal
 
 from groupbench.tracker.stats.predict import ENOUGH, FIRST, LAST, LEFT_OUT, Predicted, lower_median, predict, settled
@@ -25,6 +26,8 @@ TO_SUSPECT = 2
 """Number of nights in a row that make a suspect."""
 NIGHTS = 3
 """Number of results in a row whose level is certain without an A/B."""
+NOT_OUT = -NormalDist().inv_cdf(OUT)
+"""Standard deviations from a level within which no result is out, since Student's t has longer tails."""
 HOLDS = 14
 """Number of results for which the level that an A/B found to be the same code's remains a level to expect."""
 SURE, LONGEST = 3.0, 9
@@ -234,6 +237,15 @@ class _Walker:
         predicted = self.predicted(top, abs(self.run))
         self.near = predicted.deviation
         night.top = predicted
+        if place >= self.n - NIGHTS or abs(distance) >= NOT_OUT * predicted.deviation:
+            self._set_chance(night, place, distance, error, predicted)
+        earlier = top.values[: len(top.values) - max(abs(self.run), self.far)]
+        low, high = (min(earlier), max(earlier)) if earlier else (centre, centre)
+        night.beyond = value > high + (high - low) if distance > 0 else value < low - (high - low)
+        return night
+
+    def _set_chance(self, night: _Night, place: int, distance: float, error: float, predicted: Predicted) -> None:
+        value = night.value
         night.p = predicted.p(value, error)
         if self.same is not None and place - self.same[0] <= HOLDS:
             about = Predicted(self.same[1], predicted.deviation, predicted.freedom)
@@ -242,10 +254,6 @@ class _Walker:
         night.alone = max(night.p, predicted.alone(value, error)) if night.p <= OUT else night.p
         if night.alone <= OUT:
             night.out = 1 if distance > 0 else -1
-        earlier = top.values[: len(top.values) - max(abs(self.run), self.far)]
-        low, high = (min(earlier), max(earlier)) if earlier else (centre, centre)
-        night.beyond = value > high + (high - low) if distance > 0 else value < low - (high - low)
-        return night
 
     def _begin_lost(self, lost: Level, by: Literal["nights"] | None) -> Level:
         top, lost.by = self.stack[-1], by

@@ -23,6 +23,7 @@ from groupbench.tracker.store import schema
 from groupbench.tracker.store.bulk import insert_rows
 from groupbench.tracker.store.checked import BATCH, NOT_REACHED, Checked, Numbered, named, prepared
 from groupbench.tracker.store.checksum import checksum_of
+from groupbench.tracker.store.columns import copy_newest
 from groupbench.tracker.store.engine import Store, cause
 from groupbench.tracker.store.packing import unpack_telemetry
 from groupbench.tracker.store.points import AMOUNTS, amounts_of, earlier_content, kernels_hash, result_of
@@ -105,6 +106,7 @@ def ingest_into(session: Session, records: Iterable[Checked], source: str) -> In
             reason = cause(error) if isinstance(error, SQLAlchemyError) else error
             where = f"lines {batch[0].number} to {batch[-1].number}" if len(batch) > 1 else f"line {batch[0].number}"
             raise IngestError(f"{source}: {where}: cannot store the records: {reason}") from error
+    copy_newest(session)
     note = renamed(session, writer.began, {key for key, _ in writer.series.values()})
     return Ingested(
         source=source,

@@ -15,6 +15,7 @@ from typing import Any
 from sqlalchemy import (
     JSON,
     BigInteger,
+    Connection,
     DateTime,
     Double,
     ForeignKey,
@@ -35,7 +36,7 @@ from sqlalchemy.types import TypeDecorator
 from groupbench.tracker.facts.record import TIMED
 from groupbench.tracker.store.checksum import checksum_of
 
-REVISIONS = ("0001", "0002", "0003", "0004", "0005", "0006", "0007", "0008", "0009", "0010")
+REVISIONS = ("0001", "0002", "0003", "0004", "0005", "0006", "0007", "0008", "0009", "0010", "0011")
 """Every migration, oldest first. Listed here so that opening a current database does not load Alembic."""
 
 HEAD = REVISIONS[-1]
@@ -327,6 +328,40 @@ class Point(Base, kw_only=True):
 
 TIMED_POINT = and_(Point.status == "ok", Point.median_ms.is_not(None), Point.timing.in_(TIMED))
 """The condition that a point has a correct result and a latency."""
+
+
+class RunColumns(Base, kw_only=True):
+    """A copy of a run's points: what the gate compares, as arrays. Triggers remove it when a point changes."""
+
+    __tablename__ = "run_columns"
+
+    id: Mapped[int] = mapped_column(ForeignKey("run.id"), primary_key=True, doc="run")
+    points: Mapped[int] = mapped_column(doc="number of points")
+    data: Mapped[bytes] = mapped_column(doc="arrays, packed by `columns.packed`")
+
+
+COPIED = ("run_id", "series_id", "environment_id", "content", "status", "timing", "repeatable", "median_ms",
+          "error_ppm", "rms", "enqueue_ms", "metrics")  # fmt: skip
+"""The point columns that `run_columns` copies."""
+
+
+def make_triggers(connection: Connection) -> None:
+    """Make the triggers that remove a run's copy when one point changes."""
+    old, new = (f"DELETE FROM run_columns WHERE id = {row}.run_id;" for row in ("old", "new"))  # noqa: S608
+    sqlite = connection.dialect.name == "sqlite"
+    for change, body in (("INSERT", new), (f"UPDATE OF {', '.join(COPIED)}", old + new), ("DELETE", old)):
+        name = f"columns_{change.partition(' ')[0].lower()}"
+        if not sqlite:
+            connection.exec_driver_sql(
+                f"CREATE FUNCTION {name}() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN {body} RETURN NULL; END $$"
+            )
+        action = f"BEGIN {body} END" if sqlite else f"FOR EACH ROW EXECUTE FUNCTION {name}()"
+        connection.exec_driver_sql(f"CREATE TRIGGER {name} AFTER {change} ON point {action}")
+
+
+@event.listens_for(Base.metadata, "after_create")
+def _triggers(_: Any, connection: Connection, **__: Any) -> None:
+    make_triggers(connection)
 
 
 class ABComparison(Base, kw_only=True):

@@ -1,0 +1,34 @@
+"""Add a copy of a run's points as arrays, and the triggers that remove it when a point changes."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+from alembic import op
+
+from groupbench.tracker.store.schema import make_triggers
+
+revision = "0011"
+down_revision = "0010"
+branch_labels = None
+depends_on = None
+
+
+def upgrade() -> None:
+    op.create_table(
+        "run_columns",
+        sa.Column("id", sa.Integer, nullable=False),
+        sa.Column("points", sa.Integer, nullable=False),
+        sa.Column("data", sa.LargeBinary, nullable=False),
+        sa.PrimaryKeyConstraint("id", name="pk_run_columns"),
+        sa.ForeignKeyConstraint(["id"], ["run.id"], name="fk_run_columns_id_run"),
+    )
+    make_triggers(op.get_bind())
+
+
+def downgrade() -> None:
+    for name in ("insert", "update", "delete"):
+        if op.get_bind().dialect.name == "sqlite":
+            op.execute(f"DROP TRIGGER columns_{name}")
+        else:
+            op.execute(f"DROP FUNCTION columns_{name} CASCADE")
+    op.drop_table("run_columns")
