@@ -265,7 +265,7 @@ def _compare_each(
 def _compare(
     out: Tensor, reference: Tensor, tolerance: Tolerance, local: float, view: View
 ) -> tuple[Accuracy, str | None]:
-    """Compare one output with its reference, integers bit by bit."""
+    """Compare one output with the reference, integers bit by bit."""
     if out.is_floating_point() or reference.is_floating_point():
         reference = reference if reference.is_floating_point() else reference.double()
         return compare(*view(out, reference), tolerance, local)

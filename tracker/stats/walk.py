@@ -468,7 +468,7 @@ class _Walker:
         if not night.results and top.known is None:
             return Walked(tuple(self.levels), tuple(self.stack), None, None)
         new = night.level is not top  # tonight's result began or ended a level
-        predicted = self._without_newest(top) if new or night.top is None else night.top
+        predicted = _without_newest(self, top) if new or night.top is None else night.top
         centre = predicted.centre if predicted else top.centre
         side = 1 if night.value >= centre else -1
         ps: list[float] = []
@@ -480,7 +480,7 @@ class _Walker:
             tuple(self.levels),
             tuple(self.stack),
             predicted,
-            self._without_newest(self.stack[0]),
+            _without_newest(self, self.stack[0]),
             distance=night.value - centre,
             p=1.0 if new else night.alone,
             ps=tuple(ps),
@@ -493,15 +493,16 @@ class _Walker:
             results=night.results,
         )
 
-    def _without_newest(self, level: Level) -> Predicted | None:
-        """Return the distribution of tonight's result on a level."""
-        newest = bool(level.places) and level.places[-1] == len(self.nights) - 1
-        value = level.values.pop() if newest else None
-        try:
-            return self.predicted(level, abs(self.run)) if level.values or level.known is not None else None
-        finally:
-            if value is not None:
-                level.values.append(value)
+
+def _without_newest(walker: _Walker, level: Level) -> Predicted | None:
+    """Return the distribution of tonight's result on a level."""
+    newest = bool(level.places) and level.places[-1] == len(walker.nights) - 1
+    value = level.values.pop() if newest else None
+    try:
+        return walker.predicted(level, abs(walker.run)) if level.values or level.known is not None else None
+    finally:
+        if value is not None:
+            level.values.append(value)
 
 
 def _lost(walker: _Walker, night: _Night) -> Level | None:
