@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from pathlib import Path
@@ -45,6 +46,7 @@ def report(db: str, output: str, run: str | None, limit: int, min_effect: float 
         raise click.UsageError("-o names no file")
     if output == "-" and sys.stdout.isatty():
         raise click.UsageError("-o - writes a page of megabytes; redirect it to a file or another program")
+    gc.disable()  # as in `gate`
     from groupbench.tracker.facts.errors import ReportPackageError
     from groupbench.tracker.judge.gate import judge_run
     from groupbench.tracker.query.resolve import find_run
