@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from sqlalchemy import (
+    DDL,
     JSON,
     BigInteger,
     Connection,
@@ -345,18 +346,29 @@ COPIED = ("run_id", "series_id", "environment_id", "content", "status", "timing"
 """The point columns that `run_columns` copies."""
 
 
+_FORGET_OLD = "DELETE FROM run_columns WHERE id = old.run_id;"
+_FORGET_NEW = "DELETE FROM run_columns WHERE id = new.run_id;"
+TRIGGERS = {
+    "columns_insert": ("INSERT", _FORGET_NEW),
+    "columns_update": ("UPDATE OF " + ", ".join(COPIED), _FORGET_OLD + _FORGET_NEW),
+    "columns_delete": ("DELETE", _FORGET_OLD),
+}
+"""The triggers that remove a run's copy when a point changes: what calls them, and what they do."""
+
+_MAKE = {
+    "sqlite": ["CREATE TRIGGER %(name)s AFTER %(change)s ON point BEGIN %(body)s END"],
+    "postgresql": [
+        "CREATE FUNCTION %(name)s() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN %(body)s RETURN NULL; END $$",
+        "CREATE TRIGGER %(name)s AFTER %(change)s ON point FOR EACH ROW EXECUTE FUNCTION %(name)s()",
+    ],
+}
+
+
 def make_triggers(connection: Connection) -> None:
-    """Make the triggers that remove a run's copy when one point changes."""
-    old, new = (f"DELETE FROM run_columns WHERE id = {row}.run_id;" for row in ("old", "new"))  # noqa: S608
-    sqlite = connection.dialect.name == "sqlite"
-    for change, body in (("INSERT", new), (f"UPDATE OF {', '.join(COPIED)}", old + new), ("DELETE", old)):
-        name = f"columns_{change.partition(' ')[0].lower()}"
-        if not sqlite:
-            connection.exec_driver_sql(
-                f"CREATE FUNCTION {name}() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN {body} RETURN NULL; END $$"
-            )
-        action = f"BEGIN {body} END" if sqlite else f"FOR EACH ROW EXECUTE FUNCTION {name}()"
-        connection.exec_driver_sql(f"CREATE TRIGGER {name} AFTER {change} ON point {action}")
+    """Make TRIGGERS."""
+    for name, (change, body) in TRIGGERS.items():
+        for statement in _MAKE[connection.dialect.name]:
+            connection.execute(DDL(statement, context={"name": name, "change": change, "body": body}))
 
 
 @event.listens_for(Base.metadata, "after_create")

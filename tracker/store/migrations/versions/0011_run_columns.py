@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlalchemy as sa
 from alembic import op
 
-from groupbench.tracker.store.schema import make_triggers
+from groupbench.tracker.store.schema import TRIGGERS, make_triggers
 
 revision = "0011"
 down_revision = "0010"
@@ -26,9 +26,7 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    for name in ("insert", "update", "delete"):
-        if op.get_bind().dialect.name == "sqlite":
-            op.execute(f"DROP TRIGGER columns_{name}")
-        else:
-            op.execute(f"DROP FUNCTION columns_{name} CASCADE")
+    drop = "DROP TRIGGER %(name)s" if op.get_bind().dialect.name == "sqlite" else "DROP FUNCTION %(name)s CASCADE"
+    for name in TRIGGERS:
+        op.execute(sa.DDL(drop, context={"name": name}))
     op.drop_table("run_columns")
