@@ -332,7 +332,7 @@ TIMED_POINT = and_(Point.status == "ok", Point.median_ms.is_not(None), Point.tim
 
 
 class RunColumns(Base, kw_only=True):
-    """A copy of a run's points: what the gate compares, as arrays. Triggers remove it when a point changes."""
+    """A copy of a run's points: the values that the gate compares, as arrays. Triggers remove it when a point changes."""
 
     __tablename__ = "run_columns"
 
@@ -353,7 +353,7 @@ TRIGGERS = {
     "columns_update": ("UPDATE OF " + ", ".join(COPIED), _FORGET_OLD + _FORGET_NEW),
     "columns_delete": ("DELETE", _FORGET_OLD),
 }
-"""The triggers that remove a run's copy when a point changes: what calls them, and what they do."""
+"""Triggers that remove a run's copy when a point changes: name to event and statements."""
 
 _MAKE = {
     "sqlite": ["CREATE TRIGGER %(name)s AFTER %(change)s ON point BEGIN %(body)s END"],
