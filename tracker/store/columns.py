@@ -113,6 +113,23 @@ def unpacked(data: bytes, run: int, metrics: Sequence[str]) -> Columns | None:
     return columns
 
 
+def differs(session: Session, run: int) -> bool:
+    """Return whether a run's copy differs from the points, which only damage can cause. May raise anything then."""
+    data = session.scalars(select(_COPY.c.data).where(_COPY.c.id == run)).one()
+    read = msgspec.json.decode(data.partition(b"\n")[0])[1]
+    metrics = [metric for metric in judged() if key(metric) in read]
+    copied, points = unpacked(data, run, read), of_points(session, POINT.run_id == run, metrics)
+    assert copied is not None
+    orders, missing = (
+        [np.argsort(each["series"], kind="stable") for each in (copied, points)],
+        points["median_ms"] * np.nan,
+    )
+    return any(
+        not np.array_equal(copied.get(name, missing)[orders[0]], array[orders[1]], equal_nan=True)
+        for name, array in points.items()
+    )
+
+
 def copy_newest(session: Session) -> None:
     """Copy the newest runs that have no copy, and remove older runs' copies."""
     rest = KEPT * (session.scalar(select(func.count(Series.id))) or 0)

@@ -332,7 +332,7 @@ TIMED_POINT = and_(Point.status == "ok", Point.median_ms.is_not(None), Point.tim
 
 
 class RunColumns(Base, kw_only=True):
-    """A copy of a run's points: the values that the gate compares, as arrays. Triggers remove it when a point changes."""
+    """A run's point values that the gate compares, as arrays. Triggers remove them when a point changes."""
 
     __tablename__ = "run_columns"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import filecmp
 import glob
@@ -19,8 +20,6 @@ from groupbench.tracker.facts.errors import NoDatabaseError, StoreError
 BUSY_SECONDS = 30
 """How long to wait for another process's transaction."""
 
-_MAGIC = b"SQLite format 3\x00"
-
 
 def check_file(path: Path, *, create: bool) -> bool:
     """Return whether the file exists. Raises StoreError if it is not a database, or cannot become one."""
@@ -35,15 +34,30 @@ def check_file(path: Path, *, create: bool) -> bool:
             return False
         if not path.is_file():  # to open a named pipe would wait for a writer
             raise StoreError(f"{path}: is not a regular file")
-        with path.open("rb") as file:
-            head = file.read(len(_MAGIC))
+        empty = path.stat().st_size == 0
+        if not os.access(path, os.R_OK):
+            raise StoreError(f"{path}: {os.strerror(errno.EACCES)}")
     except (OSError, ValueError) as error:
         raise StoreError(f"{path}: {getattr(error, 'strerror', None) or error}") from error
-    if head and head != _MAGIC:
-        raise StoreError(f"{path}: is not a SQLite database")
-    if not head and not create:
+    if empty and not create:
         raise no_database(path, "is empty, not a database")
+    if not empty and _is_something_else(path):
+        raise StoreError(f"{path}: is not a SQLite database")
     return True
+
+
+def _is_something_else(path: Path) -> bool:
+    """Return whether a file is not a SQLite database.
+
+    SQLite itself reads it. If this process closed a descriptor of its own, the system would drop the locks of a
+    database that is open here, and other processes would delete its write-ahead log.
+    """
+    try:
+        with closing(sqlite3.connect(_uri(path, "immutable=1"), uri=True)) as connection:
+            connection.execute("PRAGMA schema_version").fetchone()
+    except sqlite3.Error as error:
+        return error.sqlite_errorcode == sqlite3.SQLITE_NOTADB
+    return False
 
 
 def no_database(path: Path, problem: str = "no such database") -> NoDatabaseError:
@@ -63,9 +77,12 @@ def read_only_uri(path: Path) -> str:
 
     A database in WAL mode needs files next to it. If they cannot be created, the file is opened as immutable.
     """
-    quoted = str(path.resolve()).replace("%", "%25").replace("?", "%3f").replace("#", "%23")
     writable = os.access(path, os.W_OK) and os.access(path.parent, os.W_OK)
-    mode = "mode=ro" if writable or Path(f"{path}-wal").exists() else "immutable=1"
+    return _uri(path, "mode=ro" if writable or Path(f"{path}-wal").exists() else "immutable=1")
+
+
+def _uri(path: Path, mode: str) -> str:
+    quoted = str(path.resolve()).replace("%", "%25").replace("?", "%3f").replace("#", "%23")
     return f"file:{quoted}?{mode}"
 
 

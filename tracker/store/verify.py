@@ -24,7 +24,7 @@ from groupbench.tracker.facts import record as records
 from groupbench.tracker.facts.environment import digest, environment_identity
 from groupbench.tracker.facts.errors import StoreError
 from groupbench.tracker.facts.identity import IDENTITY, identity_of, series_identity
-from groupbench.tracker.store import comparisons
+from groupbench.tracker.store import columns, comparisons
 from groupbench.tracker.store.checksum import checksum_of
 from groupbench.tracker.store.engine import cause, open_store
 from groupbench.tracker.store.points import LATENCY_COLUMNS, earlier_content, kernels_hash, plain_values
@@ -40,6 +40,7 @@ from groupbench.tracker.store.schema import (
     LoadedList,
     Point,
     Run,
+    RunColumns,
     Series,
     sealed_columns,
     sealed_tables,
@@ -79,7 +80,7 @@ def verify(
     checks: list[Callable[[Session], Iterator[DatabaseProblem]]] = [_pages, _references, _orphans, _checksums]
     checks += [_environments, _kernel_sets, _loaded_lists, _comparisons, _series]
     if not quick:
-        checks.append(partial(_results, until=until, checked=checked))
+        checks += [_copies, partial(_results, until=until, checked=checked)]
     for check in checks:
         yield from _guarded(check, session)
 
@@ -94,13 +95,14 @@ def _guarded(check: Callable[[Session], Iterator[DatabaseProblem]], session: Ses
 def verify_results(
     location: str, session: Session, checked: Callable[[int], None] = lambda number: None
 ) -> Iterator[DatabaseProblem]:
-    """Yield the problems of the results alone, which all processors check.
+    """Yield the problems of the results and their copies alone. All processors check the results.
 
     Args:
         location: The path or URL of the session's database, which other processes open.
         session: A session on the database.
         checked: Called with the number of further results that were checked.
     """
+    yield from _guarded(_copies, session)
     first, last = session.execute(select(func.min(Point.id), func.max(Point.id))).one()
     shares = [(start, start + _CHECKED_AT_ONCE - 1) for start in range(first or 0, (last or 0) + 1, _CHECKED_AT_ONCE)]
     if len(shares) == 1:
@@ -145,6 +147,17 @@ def _references(session: Session) -> Iterator[DatabaseProblem]:
             query = select(table.c.id).where(key.parent.is_not(None), absent)
             what = f"{table.name} with a {key.parent.name} that does not exist"
             yield from _listed(session, query, "reference", what)
+
+
+def _copies(session: Session) -> Iterator[DatabaseProblem]:
+    """Yield copies of runs that differ from the points."""
+    for run in session.scalars(select(RunColumns.id)).all():
+        try:
+            wrong = "differs from the run's points" if columns.differs(session, run) else None
+        except Exception as error:  # a damaged value may raise anything
+            wrong = f"cannot be read: {_one_line(error)}"
+        if wrong:
+            yield DatabaseProblem("hash", f"run_columns {run} {wrong}")
 
 
 def _orphans(session: Session) -> Iterator[DatabaseProblem]:

@@ -17,6 +17,7 @@ from groupbench.tracker.store.columns import copy_newest, of_points, of_run
 from groupbench.tracker.store.engine import Store
 from groupbench.tracker.store.ingest import ingest
 from groupbench.tracker.store.rename import rename
+from groupbench.tracker.store.verify import verify
 
 Make = Callable[..., Record]
 
@@ -55,6 +56,20 @@ def test_a_copy_has_what_the_points_have(three_nights: Store) -> None:
             order, of_copy = (np.argsort(each["series"]) for each in (points, copy))
             for name, array in copy.items():
                 np.testing.assert_array_equal(array[of_copy], points[name][order], name)
+
+
+def test_verify_finds_a_damaged_copy(three_nights: Store) -> None:
+    with three_nights.write() as session:
+        assert list(verify(session)) == []
+        first, second = session.scalars(select(schema.RunColumns).order_by(schema.RunColumns.id).limit(2))
+        first.data = first.data[:-1] + bytes([first.data[-1] ^ 1])
+        second.data = second.data[:40]
+        runs = first.id, second.id
+    with three_nights.read() as session:
+        problems = list(map(str, verify(session)))
+    assert problems[0] == f"hash: run_columns {runs[0]} differs from the run's points"
+    assert problems[1].startswith(f"hash: run_columns {runs[1]} cannot be read")
+    assert len(problems) == 2
 
 
 def test_a_metric_that_was_not_copied_is_read_from_the_points(three_nights: Store) -> None:

@@ -162,7 +162,7 @@ def test_two_processes_make_one_database(db: Path, write: Any, make: Any) -> Non
     assert whole(db) == 400
 
 
-@pytest.mark.parametrize("keep", [0.999, 0.3, *rarely(0.7, 0.05)])
+@pytest.mark.parametrize("keep", [0.9, 0.3, *rarely(0.7, 0.05)])
 def test_a_database_that_was_cut_is_one_line(cli: Cli, db: Path, write: Any, make: Any, keep: float) -> None:
     cli("ingest", night(write, make, 0))
     with closing(sqlite3.connect(db)) as connection:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import os
 import sqlite3
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -167,3 +169,21 @@ def test_tables_that_cannot_be_made_leave_no_file(db: Path, monkeypatch: pytest.
 def test_an_overflow_that_is_not_the_databases_stays_a_bug(opened: Store) -> None:
     with pytest.raises(OverflowError, match="math range"), opened.read():
         math.exp(1e6)
+
+
+def test_another_store_of_the_same_file_does_not_take_its_locks(db: Path) -> None:
+    """Closing any descriptor of a file drops the process's locks, and then a reader deletes the write-ahead log."""
+    read = f"import sqlite3; print(sqlite3.connect({str(db)!r}).execute('SELECT count(*) FROM noted').fetchone()[0])"
+
+    def seen_by_another_process() -> int:
+        return int(subprocess.run([sys.executable, "-c", read], check=True, capture_output=True).stdout)
+
+    with open_store(db, create=True) as store:
+        with store.write() as session:
+            session.execute(text("CREATE TABLE noted (number)"))
+        with open_store(db, create=False), open_store(db, create=False, read_only=True):
+            pass
+        assert seen_by_another_process() == 0
+        with store.write() as session:
+            session.execute(text("INSERT INTO noted VALUES (1)"))
+        assert seen_by_another_process() == 1
