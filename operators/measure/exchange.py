@@ -109,7 +109,7 @@ def send(form: str, parts: Sequence[Tensor], file: int, by_handle: bool) -> Sent
         with mmap.mmap(file, end) as memory:
             whole = torch.frombuffer(memory, dtype=torch.uint8)
             for part, offset in zip(parts, offsets, strict=True):
-                flat = part.detach().contiguous().reshape(-1).view(torch.uint8)
+                flat = _memory(part)
                 whole[offset : offset + len(flat)].copy_(flat)
             del whole
     return Sent(form, tuple(Part(_name(p), tuple(p.shape), offset) for p, offset in zip(parts, offsets, strict=True)))
@@ -130,8 +130,17 @@ def _words(part: Tensor) -> Tensor:
     """Return a tensor's value memory as integers, 8 bytes each if there is no rest."""
     import torch
 
-    memory = part.detach().contiguous().reshape(-1).view(torch.uint8)
+    memory = _memory(part)
     return memory if len(memory) % 8 else memory.view(torch.int64)
+
+
+def _memory(part: Tensor) -> Tensor:
+    """Return a tensor's value memory as bytes."""
+    import torch
+
+    if not part.numel():  # from NumPy, its strides may not allow a view
+        return torch.zeros(0, dtype=torch.uint8, device=part.device)
+    return part.detach().contiguous().reshape(-1).view(torch.uint8)
 
 
 def _by_handle(part: Tensor) -> Part:

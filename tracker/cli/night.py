@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from groupbench.tracker.cli.here import hold_device, seconds_of, this_project, wait_option
+from groupbench.tracker.cli.here import hold_device, seconds_of, this_project, traffic_of, wait_option
 from groupbench.tracker.cli.options import collected, plan_device_option, toolchain_option
 from groupbench.tracker.cli.output import say
 from groupbench.tracker.facts.errors import ReportPackageError, TrackerError
@@ -115,6 +115,7 @@ def _night(context: click.Context, options: NightOptions, rest: tuple[str, ...])
 
     project = here(context)
     _check(rest)
+    traffic_of(context)  # an error in its file comes before an hour of measuring
     settings, toolchain = project.settings, options.toolchain
     device = options.device or settings.device
     python = None

@@ -97,7 +97,7 @@ class Cases:
         if young and not one.accepted_here:
             return [self.facts.on_another_machine(one, self._evidence(one))]
         changes = self._steps(one) or self._gain(one)
-        if one.steps and one.last in (one.steps[-1].start, one.steps[-1].moved):
+        if changes and one.steps and one.last in (one.steps[-1].start, one.steps[-1].moved):
             return changes
         here = self._tonight(one)
         by_ab = bool(one.steps) and here.evidence.ab is not None
@@ -181,7 +181,9 @@ class Cases:
         return transitions.newest(self.data, one.point, one.past, sigma)
 
     def _steps(self, one: Tonight) -> list[Case]:
-        return [self._step(one, level, at) for at, level in enumerate(one.steps, 1)]
+        """Return the cases of the changes in force. A level that is better than the one before is none."""
+        cases = [self._step(one, level, at) for at, level in enumerate(one.steps, 1)]
+        return [case for case in cases if not case.evidence.distance < -case.evidence.counts]
 
     def _step(self, one: Tonight, level: Level, at: int) -> Case:
         """Return the case of a change for the worse in force."""

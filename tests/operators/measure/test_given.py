@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from groupbench.operators.catalog.vector_add import VECTOR_ADD, VectorInputs
-from groupbench.operators.measure import given
+from groupbench.operators.measure import exchange, given
 from groupbench.operators.measure.accuracy import check
 from groupbench.operators.measure.given import Given, places
 from groupbench.operators.registry import get_operator, operator_names
@@ -144,3 +145,8 @@ def test_an_empty_view_of_an_input_shares_no_memory() -> None:
     inputs = VectorInputs(x, x)
     assert Given(inputs).holding([x[:0]]) == []
     assert Given(inputs).holding([x[:1]]) == ["x"]
+
+
+def test_an_empty_array_has_a_sum() -> None:
+    empty = torch.from_numpy(np.arange(4.0, dtype=np.float32)[np.zeros(4, dtype=bool)])
+    assert exchange.sums([[empty, torch.ones(3)], [empty]])[1] == 0

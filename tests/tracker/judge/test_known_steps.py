@@ -197,3 +197,14 @@ def test_an_ab_of_two_commits_after_a_hidden_step_does_not_clear_it(make: Any, s
     (row,) = nights[10][0]
     assert row.verdict == "regressed" and row.span is not None and row.span.base is not None
     assert night(row.span.base) < 9 <= night(row.span.head)
+
+
+@pytest.mark.parametrize("level", [0.1, 0.125, 0.16])
+@pytest.mark.parametrize("faster", [0.55, 0.8])
+def test_faster_than_before_the_slowdown_is_no_slowdown(make: Any, stored: Any, level: float, faster: float) -> None:
+    """The revert's night is too noisy to end the slowdown, and the next commit is faster than the one before it."""
+    measured = dict(enumerate([0.151, 0.110, 0.168, 0.224, 0.173, 0.100, 0.407], 1))
+    levels = [level] * 3 + [1.8 * level, level, faster * level, 4 * faster * level]
+    nights = play(make, stored, levels, 0.0, "cpu", measured)
+    assert [set(reported) for reported in changes(nights)[5:]] == [set(), {7}]
+    assert [opened for _, opened in nights[5:]] == [set(), {7}]
