@@ -368,7 +368,8 @@ def make_triggers(connection: Connection) -> None:
     """Make TRIGGERS."""
     for name, (change, body) in TRIGGERS.items():
         for statement in _MAKE[connection.dialect.name]:
-            connection.execute(DDL(statement, context={"name": name, "change": change, "body": body}))
+            facts = {"name": name, "change": change, "body": body}
+            connection.execute(DDL(statement, context=facts))  # type: ignore[no-untyped-call]
 
 
 @event.listens_for(Base.metadata, "after_create")

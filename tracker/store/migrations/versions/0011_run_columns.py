@@ -28,5 +28,5 @@ def upgrade() -> None:
 def downgrade() -> None:
     drop = "DROP TRIGGER %(name)s" if op.get_bind().dialect.name == "sqlite" else "DROP FUNCTION %(name)s CASCADE"
     for name in TRIGGERS:
-        op.execute(sa.DDL(drop, context={"name": name}))
+        op.execute(sa.DDL(drop, context={"name": name}))  # type: ignore[no-untyped-call]
     op.drop_table("run_columns")
