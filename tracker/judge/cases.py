@@ -181,9 +181,10 @@ class Cases:
         return transitions.newest(self.data, one.point, one.past, sigma)
 
     def _steps(self, one: Tonight) -> list[Case]:
-        """Return the cases of the changes in force. A level that is better than the one before is none."""
-        cases = [self._step(one, level, at) for at, level in enumerate(one.steps, 1)]
-        return [case for case in cases if not case.evidence.distance < -case.evidence.counts]
+        """Return the cases of the changes in force. An earlier change to a level better than before is over."""
+        cases = [(self._step(one, level, at), level.start) for at, level in enumerate(one.steps, 1)]
+        return [case for case, start in cases
+                if start == one.last or not case.evidence.distance < -case.evidence.counts]  # fmt: skip
 
     def _step(self, one: Tonight, level: Level, at: int) -> Case:
         """Return the case of a change for the worse in force."""

@@ -50,7 +50,7 @@ def _is_something_else(path: Path) -> bool:
     """Return whether a file is not a SQLite database.
 
     SQLite itself reads it. If this process closed a descriptor of its own, the system would drop the locks of a
-    database that is open here, and other processes would delete its write-ahead log.
+    database that is open here, and other processes would delete the write-ahead log.
     """
     try:
         with closing(sqlite3.connect(_uri(path, "immutable=1"), uri=True)) as connection:
