@@ -187,3 +187,21 @@ def test_another_store_of_the_same_file_does_not_take_its_locks(db: Path) -> Non
         with store.write() as session:
             session.execute(text("INSERT INTO noted VALUES (1)"))
         assert seen_by_another_process() == 1
+
+
+OPENED = """
+import sys
+opened = []
+sys.addaudithook(lambda event, args: opened.append(args) if event == "open" and str(args[0]) == sys.argv[1] else None)
+from click.testing import CliRunner
+from groupbench.tracker.cli import main
+for command in ("gate", "history", "list runs", "incidents", "report", "db verify", "db backup b.db"):
+    CliRunner().invoke(main, ["--db", sys.argv[1], *command.split()])
+print(opened)
+"""
+
+
+def test_commands_open_the_database_by_sqlite_alone(stored: Callable[..., Path], make: Any, tmp_path: Path) -> None:
+    db = stored([make(0)])
+    command = [sys.executable, "-c", OPENED, str(db)]
+    assert subprocess.run(command, check=True, capture_output=True, text=True, cwd=tmp_path).stdout == "[]\n"
