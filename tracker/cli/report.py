@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import sys
 from pathlib import Path
 
 import click
 
-from groupbench.tracker.cli.here import traffic_of
+from groupbench.tracker.cli.here import traffic_of, without_collections
 from groupbench.tracker.cli.options import min_effect_option, reading
 from groupbench.tracker.cli.output import say
 from groupbench.tracker.tools.parameters import Number
@@ -46,7 +45,7 @@ def report(db: str, output: str, run: str | None, limit: int, min_effect: float 
         raise click.UsageError("-o names no file")
     if output == "-" and sys.stdout.isatty():
         raise click.UsageError("-o - writes a page of megabytes; redirect it to a file or another program")
-    gc.disable()  # as in `gate`
+    without_collections(click.get_current_context())
     from groupbench.tracker.facts.errors import ReportPackageError
     from groupbench.tracker.judge.gate import judge_run
     from groupbench.tracker.query.resolve import find_run

@@ -26,7 +26,6 @@ from groupbench.tracker.judge.toolchain_lines import of_one_toolchain
 from groupbench.tracker.judge.verdicts import CANARY, Effect, Judged
 from groupbench.tracker.query.rows import PointRow
 from groupbench.tracker.stats.predict import Predicted
-from groupbench.tracker.stats.student import quantile
 from groupbench.tracker.stats.thresholds import TOO_NOISY
 from groupbench.tracker.stats.walk import OUT, TO_SUSPECT, Level
 from groupbench.tracker.store import comparisons
@@ -71,10 +70,10 @@ class Cases:
         level, used = group.level, group.here.toolchain
         if used[-2] != used[-1]:
             return None
-        least, sigma = float(group.stack.least[at]), float(level.deviation[at])
+        least, predicted = float(group.stack.least[at]), level.predicted(at)
         evidence = Evidence(
-            n=level.results, counts=least, distance=float(level.distance[at]), decidable=True, sigma=sigma,
-            canary=point.series.operator == CANARY, reach=max(quantile(OUT, level.freedom) * sigma, least),
+            n=level.results, counts=least, distance=float(level.distance[at]), decidable=True,
+            sigma=predicted.deviation, reach=max(predicted.reach(OUT), least), canary=point.series.operator == CANARY,
         )  # fmt: skip
         return Case(evidence, Judged(point.series, Verdict.OK, point))
 

@@ -391,13 +391,14 @@ def expect(
     when, commit = _until(session, until, now, lookup)
 
     def check(alert: AlertRow) -> None:
-        newest = select(Commit.hash).join(Run).join(Point).where(Point.series_id == alert.series.pk)
-        measured = session.scalar(newest.order_by(Run.started.desc()).limit(1))
-        if commit is not None and measured is not None and contains(session, measured, commit):
-            raise QueryError(
-                f"commit {commit[:10]} is already measured for {alert.series}, so nothing is left to expect; "
-                "give a later commit, or a date"
-            )
+        if commit is not None:
+            newest = select(Commit.hash).join(Run).join(Point).where(Point.series_id == alert.series.pk)
+            measured = session.scalar(newest.order_by(Run.started.desc()).limit(1))
+            if measured is not None and contains(session, measured, commit):
+                raise QueryError(
+                    f"commit {commit[:10]} is already measured for {alert.series}, so nothing is left to expect; "
+                    "give a later commit, or a date"
+                )
         if alert.metric == "result":
             raise QueryError(f"incident {alert.incident.pk} is a wrong result and cannot be expected; fix the backend")
         _must_be_open(alert)

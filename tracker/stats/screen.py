@@ -102,10 +102,14 @@ class OneLevel:
     freedom: int
     results: int
 
+    def predicted(self, at: int) -> Predicted:
+        """Return the distribution of one series' next result."""
+        return Predicted(float(self.centre[at]), float(self.deviation[at]), self.freedom)
+
     def walked(self, at: int) -> Walked:
         """Return one series' level."""
         level = Level(0, known=float(self.centre[at]))
-        predicted = Predicted(float(self.centre[at]), float(self.deviation[at]), self.freedom)
+        predicted = self.predicted(at)
         return Walked((level,), (level,), predicted, predicted, float(self.distance[at]), results=self.results)
 
 

@@ -120,12 +120,10 @@ def differs(session: Session, run: int) -> bool:
     metrics = [metric for metric in judged() if key(metric) in read]
     copied, points = unpacked(data, run, read), of_points(session, POINT.run_id == run, metrics)
     assert copied is not None
-    orders, missing = (
-        [np.argsort(each["series"], kind="stable") for each in (copied, points)],
-        points["median_ms"] * np.nan,
-    )
+    missing = np.full(len(points["run"]), np.nan)
+    of_copy, order = (np.argsort(each["series"]) for each in (copied, points))
     return any(
-        not np.array_equal(copied.get(name, missing)[orders[0]], array[orders[1]], equal_nan=True)
+        not np.array_equal(copied.get(name, missing)[of_copy], array[order], equal_nan=True)
         for name, array in points.items()
     )
 
