@@ -100,14 +100,12 @@ class RunningComparison:
             self.result,
             timing="interpreted" if "interpreted" in (base.timing, head.timing) else base.timing,
             base_accuracy=_accuracy(base),
-            head_accuracy=_accuracy(head),
             base_hash=base.kernel_hash,
             head_hash=head.kernel_hash,
             base_environment=sides[0].facts.environment,
             head_environment=sides[1].facts.environment,
             base_dynamic=base.dynamic,
             head_dynamic=head.dynamic,
-            head_facts=head,
         )
         ended = self._untimed(base, head) or self._measure(base, head)
         answers = zip(("base", "head"), self._ask_both(list[str], "unchecked"), strict=True)
@@ -130,7 +128,10 @@ class RunningComparison:
         limit_s = self.settings.timeout_s
         for process, cell in zip(self.sides, (self.cell.base, self.cell), strict=True):
             process.send("prepare", limit_s, cell=msgspec.to_builtins(cell), timeout_s=limit_s)
-        return self._receive_both(Prepared)
+        answers = [_receive(process, Prepared) for process in self.sides]
+        if isinstance(head := answers[1], Prepared):  # known even if base fails
+            self.result = replace(self.result, head_accuracy=_accuracy(head), head_facts=head)
+        return _of_both(answers)
 
     def _untimed(self, base: Prepared, head: Prepared) -> AbResult | None:
         """Return the result if the answers to `prepare` decide it, else None."""
@@ -269,21 +270,7 @@ class RunningComparison:
         return self._receive_both(kind)
 
     def _receive_both(self, kind: type[T]) -> list[T]:
-        """Return both answers. Raises SideFailure; if both sides failed, with base's message."""
-        answers: list[T] = []
-        failures: list[SideFailure] = []
-        for process in self.sides:
-            try:
-                answers.append(process.receive(kind))
-            except SideFailure as failure:
-                failures.append(failure)
-        if len(failures) == 2:
-            first, second = failures
-            titles = first.title if first.title == second.title else f"{first.title}, {second.title}"
-            raise SideFailure("both", titles, first.status, first.message)
-        if failures:
-            raise failures[0]
-        return answers
+        return _of_both([_receive(process, kind) for process in self.sides])
 
     def _ended(self, verdict: AbVerdict, message: str | None = None, **facts: Any) -> AbResult:
         seconds = round(time.monotonic() - self.started, 3)
@@ -301,6 +288,25 @@ def block_order(bursts: int, head_first: bool) -> str:
     """Return the burst order in a block: AB, ABBA, ABBAAB, ... or the same with B first."""
     pair = "BA" if head_first else "AB"
     return "".join(pair if number % 2 == 0 else pair[::-1] for number in range(bursts))
+
+
+def _receive(process: SideProcess, kind: type[T]) -> T | SideFailure:
+    try:
+        return process.receive(kind)
+    except SideFailure as failure:
+        return failure
+
+
+def _of_both(replies: Sequence[T | SideFailure]) -> list[T]:
+    """Return both answers. Raises SideFailure; if both sides failed, with base's message."""
+    failures = [reply for reply in replies if isinstance(reply, SideFailure)]
+    if len(failures) == 2:
+        first, second = failures
+        titles = first.title if first.title == second.title else f"{first.title}, {second.title}"
+        raise SideFailure("both", titles, first.status, first.message)
+    if failures:
+        raise failures[0]
+    return [reply for reply in replies if not isinstance(reply, SideFailure)]
 
 
 def _environment(process: SideProcess) -> Environment:

@@ -41,6 +41,11 @@ def slow(x):
         y = x + x
     return y
 """
+BROKEN = """
+@doubled.backend
+def broken(x):
+    raise ValueError("not today")
+"""
 CANDIDATE = """
 import torch
 from groupbench.operators.operator import Backend
@@ -69,7 +74,7 @@ ALL = [Backend(f.__name__, f, "", operator="doubled") for f in (fast, wrong, cac
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("evaluate")
-    (path / "doubled.py").write_text(OPERATOR)
+    (path / "doubled.py").write_text(OPERATOR + BROKEN)
     (path / "candidate.py").write_text(CANDIDATE)
     return path
 
@@ -112,6 +117,12 @@ def test_a_file_that_was_changed_is_read_again(evaluator: Evaluator, folder: Pat
         candidate.write_text(text.replace("y[7]", f"y[{place}]"))
         (one,) = evaluator.evaluate(f"{candidate}:ALL")
         assert (one.verdict, one.first_wrong) == ("wrong", (place,))
+
+
+def test_a_wrong_candidate_is_wrong_beside_a_backend_that_fails(evaluator: Evaluator, folder: Path) -> None:
+    """On a busy machine the latency of `against` may be refused, which says nothing about the candidate."""
+    (wrong,) = evaluator.evaluate(f"{folder / 'candidate.py'}:ALL", backends=["wrong"], against="broken")
+    assert (wrong.verdict, wrong.right, wrong.first_wrong) == ("wrong", False, (7,))
 
 
 @pytest.mark.parametrize("attribute", ["", ":ALL"], ids=["file", "attribute"])
