@@ -97,7 +97,10 @@ def wait_option(default: str = "0s") -> Callable[[F], F]:
 
 
 def hold_device(context: click.Context, device: str) -> Path:
-    """Hold a device until the command ends, and return the lock file. Raises Busy, MeasuringError."""
+    """Hold a device until the command ends, and return the lock file. Raises Busy, MeasuringError.
+
+    Print nothing before: the process that holds the device begins the command again.
+    """
     from groupbench.tracker.night.measuring import ensure_alone
 
     lock = ensure_alone(device, sys.argv[1:])

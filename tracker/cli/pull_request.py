@@ -68,6 +68,8 @@ def pull_request(
     device = device or project.settings.device
     first, last = _ends(project.folder, base, head)
     hold_device(context, device)
+    if head == "HEAD" and git.ask(project.folder, "status", "--porcelain", "--untracked-files=no"):
+        say("groupbench: uncommitted changes are left out: the commit of HEAD is compared")
     places = Places.of(context, project)
     os.chdir(project.folder)
     places.clear()
@@ -127,8 +129,6 @@ def _ends(folder: Path, base: str, head: str) -> tuple[str, str]:
             f"{base} already contains {last[:10]}: nothing to compare. Give an earlier commit, such as HEAD~1; "
             "for uncommitted changes use `groupbench ab HEAD . --operator NAME`"
         )
-    if head == "HEAD" and git.ask(folder, "status", "--porcelain", "--untracked-files=no"):
-        say("groupbench: uncommitted changes are left out: the commit of HEAD is compared")
     return common, last
 
 

@@ -74,14 +74,30 @@ def test_a_shallow_clone_is_named(repository: Path, tmp_path_factory: pytest.Tem
         _ends(clone, "FETCH_HEAD", "HEAD")
 
 
-def test_uncommitted_changes_are_named(repository: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def stop(*arguments: object, **options: object) -> None:
+    raise click.UsageError("stopped")
+
+
+HELD = "groupbench.tracker.cli.pull_request.hold_device"
+STARTED = "groupbench.tracker.ab.named_sides.open_sides"
+
+
+@pytest.mark.parametrize(("ends_at", "staged", "named"), [(STARTED, True, 1), (STARTED, False, 0), (HELD, True, 0)])
+def test_uncommitted_changes_are_named_once(
+    ends_at: str, staged: bool, named: int, repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The command begins again to hold the device, so that a text before would be printed twice."""
     git(repository, "switch", "-q", "change")
     (repository / "new").touch()
-    _ends(repository, "main", "HEAD")
-    assert capsys.readouterr().err == ""
-    git(repository, "add", "new")
-    _ends(repository, "main", "HEAD")
-    assert "uncommitted changes are left out" in capsys.readouterr().err
+    if staged:
+        git(repository, "add", "new")
+    (repository / "groupbench.toml").write_text('[[measure]]\noperator = "grouped_gemm"\n')
+    monkeypatch.chdir(repository)
+    monkeypatch.setattr(HELD, lambda context, device: None)
+    monkeypatch.setattr(ends_at, stop)
+    done = CliRunner().invoke(main, ["pull-request", "main"])
+    assert "stopped" in done.stderr
+    assert done.stderr.count("uncommitted changes are left out") == named
 
 
 class Bench:
