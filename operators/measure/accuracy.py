@@ -14,8 +14,8 @@ import msgspec
 
 from groupbench.operators.dtypes import torch_dtype
 from groupbench.operators.measure.arrays import size_of, tensor_of
-from groupbench.operators.measure.exchange import plain_parts
-from groupbench.operators.measure.given import Given, place_sums
+from groupbench.operators.measure.exchange import arranged, plain_parts
+from groupbench.operators.measure.given import Given
 from groupbench.operators.operator import Operator
 from groupbench.operators.tolerances import TOLERANCES, Tolerance, tolerance_of
 from groupbench.tracker.facts.metrics import finite_or_none
@@ -68,7 +68,7 @@ that are used in turns."""
 _now = time.perf_counter
 
 
-def rehearse(run: Callable[[], Any], device: str, given: Given, patient: bool = True) -> Rehearsal:
+def rehearse(run: Callable[[], Any], device: str, given: Given | None, patient: bool = True) -> Rehearsal:
     """Run twice on poisoned memory, and a few times more to find outputs that share memory.
 
     patient  whether the callable is fast enough for more than two calls
@@ -135,35 +135,27 @@ def check(
     reference: Tensor | Mapping[str, Tensor],
     tolerance: Tolerance,
     dtype: torch.dtype | None = None,
-    seen: Seen | None = None,
     given: Given | None = None,
+    decode: Callable[[Any], Any] = lambda out: out,
 ) -> tuple[Accuracy, str | None]:
-    """Run twice on poisoned memory and compare each output with the reference.
+    """Rehearse a callable in this process and compare each output with the reference.
 
     Returns the errors, for several outputs the worst numbers, and the fault as text, or None. A changed or returned
     input of `given` is reported first, then wrong numbers. Raises TypeError or ValueError if the output is not a tensor
     with the reference's shape and, if given, `dtype`.
     """
-    import torch
+    some = next(iter(reference.values())) if isinstance(reference, Mapping) else reference
+    shown = rehearse(run, some.device.type, given, patient=False)
 
-    with poisoned():
-        first = run()
-        kept = {name: part.clone() for name, part in _outputs(first, reference, dtype).items()}
-        returned = _spoil(first, given)
-        del first
-        second = _outputs(run(), reference, dtype)
-    if any(part.is_cuda for part in second.values()):
-        torch.cuda.synchronize()
-    accuracy, problem = _compare_each(second, reference, tolerance)
-    if seen is not None:
-        seen.note(reference, second)
-    repeatable = all(torch.equal(_bits(kept[name]), _bits(part)) for name, part in second.items())
-    if problem is None and not repeatable:
-        problem = _compare_each(kept, reference, tolerance)[1]
-        problem = problem and f"another run of the same call: {problem}"
+    def judged(parts: list[Tensor]) -> tuple[Accuracy, str | None]:
+        return _compare_each(_outputs(decode(arranged(shown.form, parts)), reference, dtype), reference, tolerance)
+
+    accuracy, problem = judged(shown.second)
+    if problem is None and shown.first and (first := judged(shown.first)[1]):
+        problem = f"another run of the same call: {first}"
     if given is not None:
-        problem = given.misuse(returned) or problem
-    return msgspec.structs.replace(accuracy, repeatable=repeatable), problem
+        problem = given.misuse(shown.returned) or problem
+    return msgspec.structs.replace(accuracy, repeatable=not shown.first), problem
 
 
 def check_backend(
@@ -174,7 +166,6 @@ def check_backend(
     dtype: str,
     rtol: float | None = None,
     atol: float | None = None,
-    seen: Seen | None = None,
     given: Given | None = None,
 ) -> tuple[Accuracy, str | None]:
     """Call `check` with the tolerance for the backend's name and the operator's output dtype.
@@ -183,10 +174,9 @@ def check_backend(
         rtol, atol: Replace those of the tolerance table.
     """
     tolerance = tolerance_of(operator, backend, dtype).with_overrides(rtol, atol)
-    decode = operator.decode
-    if decode is not None:
-        return check(lambda: decode(run()), reference, tolerance, seen=seen, given=given)
-    return check(run, reference, tolerance, _returned(operator, dtype), seen, given)
+    if operator.decode is not None:
+        return check(run, reference, tolerance, None, given, operator.decode)
+    return check(run, reference, tolerance, _returned(operator, dtype), given)
 
 
 def _returned(operator: Operator, dtype: str) -> torch.dtype:
@@ -194,28 +184,7 @@ def _returned(operator: Operator, dtype: str) -> torch.dtype:
     return torch_dtype(operator.output_dtype(dtype).partition("_")[0])
 
 
-class Seen:
-    """Checksums over the outputs accepted by `check`, to compare later runs with.
-
-    A kernel relying on a buffer's old contents may be right once or twice, and wrong from then on.
-    """
-
-    def note(self, reference: Tensor | Mapping[str, Tensor], outputs: Mapping[str, Tensor]) -> None:
-        """Keep the accepted outputs' checksums, and the reference's shapes and dtypes."""
-        self._like: Tensor | Mapping[str, Tensor]
-        if isinstance(reference, Mapping):
-            self._like = {name: part.to("meta") for name, part in reference.items()}
-        else:
-            self._like = reference.to("meta")
-        self._sums = _sums(outputs)
-
-    def again(self, run: Callable[[], Any], operator: Operator) -> bool:
-        """Return whether another run gives bitwise the accepted output. Raises as `check` does."""
-        out = operator.decode(run()) if operator.decode is not None else run()
-        return _sums(_outputs(out, self._like, None)) == self._sums
-
-
-def _spoil(out: Any, given: Given | None) -> list[str]:
+def _spoil(parts: Sequence[Tensor], given: Given | None) -> list[str]:
     """Fill an output with a NaN, and so the block likely to be allocated next.
 
     `poisoned` does not reach a backend with allocations below Python, or with private buffers. An output shared with an
@@ -223,7 +192,6 @@ def _spoil(out: Any, given: Given | None) -> list[str]:
     """
     import torch
 
-    parts = [part for part in map(tensor_of, out if isinstance(out, (list, tuple)) else [out]) if part is not None]
     returned = given.holding(parts) if given is not None else []
     with torch.inference_mode():  # or torch refuses to change an output from a backend's own inference mode
         for part in () if returned else parts:
@@ -241,10 +209,6 @@ def _fill(x: Tensor, marks: Mapping[int, int]) -> None:
         x.fill_(math.nan)
     else:
         x.view(_integers(x)).fill_(mark)
-
-
-def _sums(outputs: Mapping[str, Tensor]) -> dict[str, list[int]]:
-    return {name: place_sums(_bits(out).reshape(-1)) for name, out in outputs.items()}
 
 
 def _compare_each(
@@ -384,29 +348,29 @@ def poisoned() -> Iterator[None]:
 def _outputs(out: Any, reference: Tensor | Mapping[str, Tensor], dtype: torch.dtype | None) -> dict[str, Tensor]:
     """Return outputs by the reference's names; the name of a single output is empty."""
     if not isinstance(reference, Mapping):
-        return {"": _output(out, reference, dtype)}
+        return {"": _output("", out, reference, dtype)}
     if not isinstance(out, (tuple, list)):
         raise TypeError(f"the backend returned {type(out).__name__}, not a tuple of {', '.join(reference)}")
     if len(out) != len(reference):
         raise ValueError(f"the backend returned {len(out)}, expected {len(reference)} outputs: {', '.join(reference)}")
-    return {name: _output(part, reference[name], dtype) for name, part in zip(reference, out, strict=True)}
+    return {name: _output(name, part, reference[name], dtype) for name, part in zip(reference, out, strict=True)}
 
 
-def _output(out: Any, reference: Tensor, dtype: torch.dtype | None) -> Tensor:
+def _output(name: str, out: Any, reference: Tensor, dtype: torch.dtype | None) -> Tensor:
     """Return the output as one [M, N] tensor; a list of one tensor per group is concatenated."""
     import torch
 
     if isinstance(out, (list, tuple)) and out and all(isinstance(part, torch.Tensor) for part in out):
         out = torch.cat(list(out))
-    tensor = tensor_of(out)
+    tensor, returned = tensor_of(out), f"{name and f'{name}: '}the backend returned"
     if tensor is None:
-        raise TypeError(f"the backend returned {type(out).__name__}, not a tensor")
+        raise TypeError(f"{returned} {type(out).__name__}, not a tensor")
     if tensor.shape != reference.shape:
-        raise ValueError(f"the backend returned shape {list(tensor.shape)}, expected {list(reference.shape)}")
+        raise ValueError(f"{returned} shape {list(tensor.shape)}, expected {list(reference.shape)}")
     if dtype is not None and not (tensor.is_floating_point() or reference.is_floating_point()):
         dtype = reference.dtype if dtype.is_floating_point else dtype  # an index next to values in the cell's dtype
     if dtype is not None and tensor.dtype != dtype:
-        raise TypeError(f"the backend returned {tensor.dtype}, expected {dtype}")
+        raise TypeError(f"{returned} {tensor.dtype}, expected {dtype}")
     return tensor
 
 

@@ -177,9 +177,14 @@ def receive(sent: Sent, path: str, device: str) -> Any:
             del flat, storage
         else:
             tensors.append(_read(path, part.offset, size, device).view(dtype).view(part.shape))
-    if sent.form == "tensor" and len(tensors) == 1:
+    return arranged(sent.form, tensors)
+
+
+def arranged(form: str, tensors: list[Tensor]) -> Any:
+    """Return the tensors in a form of `plain_parts`."""
+    if form == "tensor" and len(tensors) == 1:
         return tensors[0]
-    return tensors if sent.form == "list" else tuple(tensors)
+    return tensors if form == "list" else tuple(tensors)
 
 
 def _read(path: str, offset: int, size: int, device: str) -> Tensor:
