@@ -122,6 +122,7 @@ class Bench(Closing):
     def start(self, device: str = "auto") -> str:
         """Start both sides and return their device. Raises AbError."""
         self.sides(device, SideError)
+        self._require_free()
         return str(self.device)
 
     def cells(self, device: str = "auto", **selection: Any) -> tuple[list[AbCell], list[str]]:
@@ -134,8 +135,10 @@ class Bench(Closing):
         Raises:
             AbError: Both sides lack a named item.
             SideError: One side lacks it or does not start.
+            Busy: The names are right, and another command measures on the device.
         """
         base, head = self._listed(device, selection)
+        self._require_free()
         cells, notes = [], []
         for key in {**head, **base}:
             operator, backend, shape, dtype, mode = key
@@ -246,5 +249,9 @@ class Bench(Closing):
             if devices[0] != devices[1]:
                 self.close()
                 raise AbError(f"base would run on {devices[0]} and head on {devices[1]}; choose one with --device")
-            require_free(str(self.device), sides[0].facts.gpu_uuid)
         return self._sides
+
+    def _require_free(self) -> None:
+        """Raise Busy if another command measures on the device and this one may not wait for it."""
+        assert self._sides is not None
+        require_free(str(self.device), self._sides[0].facts.gpu_uuid)

@@ -65,8 +65,8 @@ class Played:
         if self._verb == "prepare":
             facts = {"timing": "gpu", "accuracy": {"rms": 1e-4}, "problem": None, "kernels": [KERNEL]}
             return msgspec.convert(facts | play.get("prepared", {}), kind)
-        if self._verb == "unchecked":
-            return play.get("unchecked", [])
+        if self._verb in ("unchecked", "cells"):
+            return play.get(self._verb, [])
         return play["ms"]() if self._verb == "burst" else None
 
     def ask(self, kind: Any, verb: str, wait_s: float = 0.0, **arguments: Any) -> Any:
@@ -237,6 +237,21 @@ def test_a_gpu_that_another_command_uses_is_not_measured_on(
         compare({}, {})
     os.close(held)
     compare({}, {})
+
+
+@pytest.mark.parametrize(("fails", "error"), [(("cells",), "no luck"), ((), "GPU-9 is in use by pid")])
+def test_names_are_checked_before_the_device_is(
+    fails: tuple[str, ...], error: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    side = {"fails": fails, "status": "usage", "ms": list}
+    monkeypatch.setattr(ab, "SideProcess", Played)
+    monkeypatch.setattr(Played, "plays", {"base": side, "head": side})
+    monkeypatch.setattr(Played, "gpu_uuid", "GPU-9")
+    monkeypatch.setattr(lease.WAITING, "begun", False)
+    held = lease.take("GPU-9", ["another"])
+    with Bench(BASE, HEAD, AbSettings()) as bench, pytest.raises(ab.AbError if fails else lease.Busy, match=error):
+        bench.cells("cuda", operator="grouped_gemm")
+    os.close(held)
 
 
 def test_a_clock_without_noise(compare: Callable[..., AbResult]) -> None:
