@@ -1,8 +1,7 @@
 """Analyse a compiled kernel's code: instructions by kind, and programs per SM.
 
-Instructions are counted in the machine code (SASS) if `nvdisasm` is found, which Triton's package and the CUDA toolkit
-include. Otherwise they are counted in the PTX, which does not show spills. `counted_in` records which was used. An
-instruction in a loop counts once.
+Instructions are counted in the machine code (SASS) by `nvdisasm`, which Triton's package and the CUDA toolkit include.
+An instruction in a loop counts once.
 
 Occupancy follows the limits in the CUDA C++ programming guide, table "Technical Specifications per Compute Capability",
 and how registers and shared memory are handed out (the CUDA occupancy calculator).
@@ -31,10 +30,8 @@ DISASSEMBLY_S = 30.0
 """A disassembler that takes longer is given up."""
 
 _SASS = re.compile(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)", re.MULTILINE)
-_PTX = re.compile(r"^\s*(?:@!?%\w+\s+)?([a-z][\w.:]*)", re.MULTILINE)
 _SASS_PRODUCT = re.compile(r"[HQIBD]GMMA\.(?:SP\.)?(\d+)x(\d+)x(\d+)")
 _SASS_MMA = re.compile(r"[HQIBD]MMA\.(?:SP\.)?(16|8)(8)(\d+)\b")
-_PTX_PRODUCT = re.compile(r"(wgmma|mma|tcgen05\.mma)\b.*?\.(m\d+n\d+k\d+)\b")
 
 _SASS_KINDS = (
     ("TMA load", re.compile(r"UTMALDG|UBLKCP")),
@@ -45,16 +42,6 @@ _SASS_KINDS = (
     ("local load", re.compile(r"LDL\b")),
     ("local store", re.compile(r"STL\b")),
     ("atomic", re.compile(r"ATOM|RED\b|REDG")),
-)
-_PTX_KINDS = (
-    ("TMA load", re.compile(r"cp\.async\.bulk\.(tensor\.\dd\.)?shared::")),
-    ("TMA store", re.compile(r"cp\.(reduce\.)?async\.bulk\.(tensor\.\dd\.)?global")),
-    ("async copy", re.compile(r"cp\.async\.c[ag]\.")),
-    ("barrier", re.compile(r"bar\.sync|barrier\.(sync|cluster\.wait)")),
-    ("mbarrier wait", re.compile(r"mbarrier\.(try|test)_wait")),
-    ("local load", re.compile(r"ld\.local")),
-    ("local store", re.compile(r"st\.local")),
-    ("atomic", re.compile(r"atom\.|red\.")),
 )
 
 
@@ -96,8 +83,8 @@ def described(kernels: Iterable[Kernel], code: Iterable[Code]) -> tuple[Kernel, 
 
 
 def _described(kernel: Kernel, code: Code) -> Kernel:
-    counted_in, counts = count(code.ptx or "", code.cubin)
-    arch = target(code.ptx or "")
+    counts, arch = count(code.cubin), target(code.ptx or "")
+    counted_in = "sass" if counts else None
     return msgspec.structs.replace(
         kernel, arch=arch, counted_in=counted_in, counts=counts, occupancy=occupancy(kernel, arch)
     )
@@ -122,12 +109,10 @@ def target(ptx: str) -> str | None:
 
 
 @lru_cache(maxsize=512)
-def count(ptx: str, cubin: bytes | None) -> tuple[str | None, dict[str, int]]:
-    """Return (counted code: sass, ptx or None; instruction counts by kind)."""
+def count(cubin: bytes | None) -> dict[str, int]:
+    """Return instruction counts by kind; nothing without a disassembler."""
     sass = disassembled(cubin) if cubin else None
-    if sass:
-        return "sass", counts_in_sass(sass)
-    return ("ptx", counts_in_ptx(ptx)) if ptx else (None, {})
+    return counts_in_sass(sass) if sass else {}
 
 
 def counts_in_sass(text: str) -> dict[str, int]:
@@ -142,25 +127,7 @@ def counts_in_sass(text: str) -> dict[str, int]:
         elif name.startswith(("UTCHMMA", "UTCQMMA", "UTCIMMA", "UTCOMMA", "UTCMXQMMA")):
             counts["tcgen05.mma"] += number
         counts.update({kind: number for kind, pattern in _SASS_KINDS if pattern.match(name)})
-    return _sorted(counts, sum(names.values()))
-
-
-def counts_in_ptx(text: str) -> dict[str, int]:
-    """Return instruction counts by kind in PTX."""
-    body = text.partition(".section")[0]
-    names = Counter(name for name in _PTX.findall(body) if "." in name)
-    counts: Counter[str] = Counter()
-    for name, number in names.items():
-        if product := _PTX_PRODUCT.match(name):
-            counts[f"{product[1]} {product[2]}"] += number
-        elif name.startswith("tcgen05.mma"):
-            counts["tcgen05.mma"] += number
-        counts.update({kind: number for kind, pattern in _PTX_KINDS if pattern.match(name)})
-    return _sorted(counts, sum(names.values()))
-
-
-def _sorted(counts: Counter[str], instructions: int) -> dict[str, int]:
-    return {"instructions": instructions, **dict(sorted(counts.items()))}
+    return {"instructions": sum(names.values()), **dict(sorted(counts.items()))}
 
 
 def disassembled(cubin: bytes) -> str | None:
@@ -248,8 +215,7 @@ def _instructions(kernels: Sequence[Kernel]) -> dict[str, float]:
         return {}
     sums = {"matrix_ops": float(sum(sum(products(kernel).values()) for kernel in kernels))}
     for name, kinds in _SUMMED.items():
-        if name != "local_ops" or all(kernel.counted_in == "sass" for kernel in kernels):  # PTX does not show them
-            sums[name] = float(sum(kernel.counts.get(kind, 0) for kernel in kernels for kind in kinds))
+        sums[name] = float(sum(kernel.counts.get(kind, 0) for kernel in kernels for kind in kinds))
     return sums
 
 

@@ -215,7 +215,7 @@ class Kernel(_Struct, frozen=True):
     launches: int | None = None  # in one call
     arch: Text | None = None  # target architecture: sm_90a
     occupancy: float | None = None  # share of an SM's warps that can be resident at once
-    counted_in: Literal["sass", "ptx"] | None = None  # language of the instructions in `counts`
+    counted_in: Literal["sass", "ptx"] | None = None  # language of the instructions in `counts`; ptx in older records
     counts: dict[str, Int64] = {}  # instructions by kind: "wgmma m64n256k16", "TMA load", "local store", ...
 
 

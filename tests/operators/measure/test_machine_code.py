@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from groupbench.operators.measure import machine_code
-from groupbench.operators.measure.machine_code import counts_in_ptx, counts_in_sass, metrics_of, occupancy
+from groupbench.operators.measure.machine_code import counts_in_sass, metrics_of, occupancy
 from groupbench.tracker.facts.record import Code, Kernel
 
 SASS = """
@@ -30,19 +30,6 @@ SASS = """
         /*00b0*/                   LDGSTS.E.BYPASS.128 [R5], desc[UR6][R2.64] ;
         /*00c0*/                   UTMASTG.2D [UR8], [UR4] ;
 """
-PTX = """
-.target sm_90a
-	mov.u32 %r1, %ctaid.x;
-	@%p1 bra $L__BB0_2;
-	cp.async.bulk.tensor.2d.shared::cta.global.mbarrier::complete_tx::bytes [%r1], [%rd1, {%r2, %r3}], [%r4];
-	wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {%f1}, %rd1, %rd2, p, 1, 1, 0, 0;
-	mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%f1}, {%r1}, {%r2}, {%f1};
-	bar.sync 	0;
-	mbarrier.try_wait.parity.shared.b64 p, [%r1], %r2;
-	st.local.v4.u32 [%rd1], {%r1};
-	.section .debug_info
-	bar.sync 	1;
-"""
 
 
 def test_instructions_are_counted_in_machine_code() -> None:
@@ -58,19 +45,6 @@ def test_instructions_are_counted_in_machine_code() -> None:
         "mma m16n8k16": 1,
         "mma m16n8k8": 1,
         "wgmma m64n256k16": 2,
-    }
-
-
-def test_instructions_are_counted_in_ptx_up_to_the_debug_sections() -> None:
-    counts = counts_in_ptx(PTX)
-    assert counts.pop("instructions") > 5
-    assert counts == {
-        "TMA load": 1,
-        "barrier": 1,
-        "local store": 1,
-        "mbarrier wait": 1,
-        "mma m16n8k16": 1,
-        "wgmma m64n256k16": 1,
     }
 
 
@@ -114,19 +88,16 @@ def test_metrics_of_a_cell() -> None:
     }
     assert metrics_of([]) == {}
     assert set(metrics_of([Kernel(name="k")])) == set()
-    assert metrics_of([Kernel(name="k", counted_in="ptx", counts={"local load": 2})]).get("local_ops") is None
 
 
-def test_without_a_disassembler_ptx_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine_code, "disassembler", lambda: None)
+@pytest.mark.parametrize("has_disassembler", [False, True], ids=["no disassembler", "no readable cubin"])
+def test_without_machine_code_nothing_is_counted(has_disassembler: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not has_disassembler:
+        monkeypatch.setattr(machine_code, "disassembler", lambda: None)
     machine_code.count.cache_clear()
-    (kernel,) = machine_code.described([Kernel(name="k", hash="h")], [Code(hash="h", name="k", ptx=PTX, cubin=b"x")])
-    assert (kernel.counted_in, kernel.arch, kernel.counts["TMA load"]) == ("ptx", "sm_90a", 1)
-
-
-def test_without_a_readable_cubin_ptx_is_counted() -> None:
-    assert machine_code.count(PTX, b"no cubin")[0] == "ptx"
-    assert machine_code.count("", None) == (None, {})
+    code = Code(hash="h", name="k", ptx=".target sm_90a\n", cubin=b"no cubin")
+    (kernel,) = machine_code.described([Kernel(name="k", hash="h")], [code])
+    assert (kernel.counted_in, kernel.arch, kernel.counts) == (None, "sm_90a", {})
 
 
 SCRIPT = """
