@@ -1,4 +1,4 @@
-"""Declare backends: kernels imported when prepared, and reasons why one cannot run."""
+"""Declare backends: kernels imported when prepared, inputs drawn, and reasons why one cannot run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from groupbench.operators.dtypes import BYTES
+from groupbench.operators.dtypes import BYTES, torch_dtype
 from groupbench.operators.operator import Backend, Run, Target
 from groupbench.operators.relayout import laid_out
 
@@ -37,6 +37,14 @@ def lazy(
         return run
 
     return prepare
+
+
+def drawing(dtype: str, device: str, seed: int) -> Callable[..., Tensor]:
+    """Return a function from sizes to a tensor of standard normal values."""
+    import torch
+
+    generator = torch.Generator(device).manual_seed(seed)
+    return partial(torch.randn, generator=generator, device=device, dtype=torch_dtype(dtype))
 
 
 def aligned(x: Tensor) -> Tensor:

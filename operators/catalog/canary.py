@@ -10,9 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from groupbench.operators.dtypes import torch_dtype
+from groupbench.operators.catalog.backends import drawing
 from groupbench.operators.operator import Backend, Operator, Run
-from groupbench.operators.sizes import size
+from groupbench.operators.sizes import fields_of, shape_parser, size
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -59,34 +59,20 @@ class CanaryInputs:
     y: Tensor  # [K, N]
 
 
+@shape_parser(SHAPES_HELP)
 def parse_shape(text: str) -> CanaryShape:
     """Parse a shape as in SHAPES_HELP. Raises ValueError."""
-    kind, *fields = text.split(",")
-    nk = fields[-1:] == ["W=nk"]
-    pairs = [field.partition("=") for field in (fields[:-1] if nk else fields)]
-    letters = "".join(letter for letter, _, _ in pairs)
-    square = letters == "N" and not nk
-    if not ((kind == "copy" and square) or (kind == "matmul" and (square or letters == "MNK"))):
-        raise ValueError(f"shape {text!r} is not of the form {SHAPES_HELP}")
-    try:
-        sizes = [size(letter, value, MAX_SIZE) for letter, _, value in pairs]
-    except ValueError as error:
-        raise ValueError(f"shape {text!r}: {error}. A shape is {SHAPES_HELP}") from error
-    if square:
-        return CanaryShape(kind, sizes[0])
-    M, N, K = sizes
-    return CanaryShape(kind, N, M, K, nk)
+    kind, _, sizes = text.partition(",")
+    fields = fields_of(sizes, "N", "M K W")
+    product = kind == "matmul" and {"M", "K"} <= fields.keys() and fields.get("W", "nk") == "nk"
+    if kind not in ("copy", "matmul") or not (product or fields.keys() == {"N"}):
+        raise ValueError("its fields are not those of one form")
+    numbers = {letter: size(letter, value, MAX_SIZE) for letter, value in fields.items() if letter != "W"}
+    return CanaryShape(kind, nk="W" in fields, **numbers)
 
 
 def make_inputs(shape: CanaryShape, dtype: str, device: str, seed: int) -> CanaryInputs:
-    import torch
-
-    generator = torch.Generator(device).manual_seed(seed)
-
-    def values(rows: int, columns: int) -> Tensor:
-        return torch.randn(rows, columns, generator=generator, device=device, dtype=torch_dtype(dtype))
-
-    M, N, K = shape.sizes
+    values, (M, N, K) = drawing(dtype, device, seed), shape.sizes
     x = values(M, K)
     return CanaryInputs(shape.kind, x, values(N, K).t() if shape.nk else values(K, N))
 

@@ -21,12 +21,12 @@ from functools import partial
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
-from groupbench.operators.catalog.backends import helion, lazy, triton
+from groupbench.operators.catalog.backends import drawing, helion, lazy, triton
 from groupbench.operators.catalog.inductor import no_gpu_to_compile_for
-from groupbench.operators.dtypes import BYTES, torch_dtype
+from groupbench.operators.dtypes import BYTES
 from groupbench.operators.errors import Unavailable
 from groupbench.operators.operator import Backend, Backward, Operator, Run, Target
-from groupbench.operators.sizes import size, within
+from groupbench.operators.sizes import fields_of, shape_parser, size, within
 from groupbench.operators.tolerances import TOLERANCES, Tolerance
 
 if TYPE_CHECKING:
@@ -70,22 +70,17 @@ class AttentionShape:
         return f"{rows},H={self.H}" + (f",KV={self.KV}" if self.KV != self.H else "") + f",D={self.D}"
 
 
+@shape_parser(HELP)
 def parse_shape(text: str) -> AttentionShape:
     """Parse a shape of a form in HELP. Raises ValueError."""
-    try:
-        pairs = [part.partition("=")[::2] for part in text.strip().split(",")]
-        fields = dict(pairs)
-        if len(fields) != len(pairs) or not {"S", "H", "D"} <= fields.keys() <= {"B", "S", "H", "KV", "D"}:
-            raise ValueError("a field is unknown, missing or given twice")
-        lengths = tuple(size("S", row, MAX_ROWS, least=0) for row in fields["S"].split("|"))
-        B = size("B", fields["B"], MAX_ROWS) if "B" in fields else len(lengths)
-        if len(lengths) not in (1, B):
-            raise ValueError(f"S lists {len(lengths)} sequences, and B is {B}")
-        H, D = size("H", fields["H"], MAX_HEADS), size("D", fields["D"], MAX_D)
-        KV = size("KV", fields["KV"], MAX_HEADS) if "KV" in fields else H
-        return AttentionShape(lengths * B if len(lengths) == 1 else lengths, H, KV, D)
-    except ValueError as error:
-        raise ValueError(f"shape {text[:200]!r}: {error}. A shape is {HELP}") from error
+    fields = fields_of(text, "S H D", "B KV")
+    lengths = tuple(size("S", row, MAX_ROWS, least=0) for row in fields["S"].split("|"))
+    B = size("B", fields["B"], MAX_ROWS) if "B" in fields else len(lengths)
+    if len(lengths) not in (1, B):
+        raise ValueError(f"S lists {len(lengths)} sequences, and B is {B}")
+    H, D = size("H", fields["H"], MAX_HEADS), size("D", fields["D"], MAX_D)
+    KV = size("KV", fields["KV"], MAX_HEADS) if "KV" in fields else H
+    return AttentionShape(lengths * B if len(lengths) == 1 else lengths, H, KV, D)
 
 
 @dataclass(frozen=True)
@@ -109,7 +104,7 @@ def make_inputs(shape: AttentionShape, dtype: str, device: str, seed: int) -> At
     """Draw standard normal values."""
     import torch
 
-    normal = _drawing(dtype, device, seed)
+    normal = drawing(dtype, device, seed)
     ends = torch.tensor([*accumulate(shape.lengths)], dtype=torch.int32, device=device)
     q, k, v = (normal(shape.T, heads, shape.D) for heads in (shape.H, shape.KV, shape.KV))
     return AttentionInputs(q, k, v, ends, shape.lengths)
@@ -117,15 +112,8 @@ def make_inputs(shape: AttentionShape, dtype: str, device: str, seed: int) -> At
 
 def make_step(shape: AttentionShape, dtype: str, device: str, seed: int) -> AttentionStep:
     """Draw the inputs of the forward pass, and a standard normal gradient."""
-    dout = _drawing(dtype, device, seed + 1)(shape.T, shape.H, shape.D)
+    dout = drawing(dtype, device, seed + 1)(shape.T, shape.H, shape.D)
     return AttentionStep(make_inputs(shape, dtype, device, seed), dout)
-
-
-def _drawing(dtype: str, device: str, seed: int) -> Callable[..., Tensor]:
-    import torch
-
-    generator = torch.Generator(device).manual_seed(seed)
-    return partial(torch.randn, generator=generator, device=device, dtype=torch_dtype(dtype))
 
 
 def reference(x: AttentionInputs) -> Tensor:

@@ -9,14 +9,13 @@ out = a @ b with a [M, K] and b [K, N]. A shape's text names the whole problem; 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from groupbench.operators.dtypes import BYTES, torch_dtype
+from groupbench.operators.catalog.backends import drawing
+from groupbench.operators.dtypes import BYTES
 from groupbench.operators.operator import Backend, Operator, Run
-from groupbench.operators.sizes import whole, within
-from groupbench.tracker.text.wording import counted
+from groupbench.operators.sizes import fields_of, shape_parser, whole, within
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -61,35 +60,9 @@ class GemmInputs:
     b: Tensor  # [K, N], any strides
 
 
-def parser(suites: Mapping[str, tuple[GemmShape, ...]]) -> Callable[[str], GemmShape]:
-    """Return the operator's `parse_shape`. It raises ValueError with the shape's form and the suites."""
-
-    def parse(text: str) -> GemmShape:
-        try:
-            return _parse(text.strip())
-        except ValueError as error:
-            raise ValueError(
-                f"shape {text!r}: {error}. A shape is {HELP}; there are suites too: {', '.join(suites)}"
-            ) from error
-
-    return parse
-
-
-def _parse(text: str) -> GemmShape:
-    if "=" not in text:
-        parts = text.split(",")
-        if len(parts) != 3:
-            raise ValueError(counted(len(parts), "number"))
-        M, N, K = map(whole, "MNK", parts)
-        return GemmShape(M, N, K)
-    fields: dict[str, str] = {}
-    for part in text.split(","):
-        key, _, value = part.partition("=")
-        if key in fields or key not in ("M", "N", "K", "A", "W"):
-            raise ValueError(f"field {key!r} is unknown or given twice")
-        fields[key] = value
-    if missing := {"M", "N", "K"} - fields.keys():
-        raise ValueError(f"missing {', '.join(sorted(missing))}")
+def parse_shape(text: str) -> GemmShape:
+    """Parse a shape of a form in HELP. Raises ValueError."""
+    fields = fields_of(text, "M N K", "A W", by_position=True)
     for key, value in (("A", "km"), ("W", "nk")):
         if fields.get(key, value) != value:
             raise ValueError(f"{key}={fields[key]} is not {key}={value}")
@@ -99,14 +72,7 @@ def _parse(text: str) -> GemmShape:
 
 def make_inputs(shape: GemmShape, dtype: str, device: str, seed: int) -> GemmInputs:
     """Draw standard normal operands, a [M, K] and b [K, N]."""
-    import torch
-
-    generator = torch.Generator(device).manual_seed(seed)
-
-    def values(rows: int, columns: int) -> Tensor:
-        return torch.randn(rows, columns, generator=generator, device=device, dtype=torch_dtype(dtype))
-
-    M, N, K = shape.M, shape.N, shape.K
+    values, M, N, K = drawing(dtype, device, seed), shape.M, shape.N, shape.K
     a = values(K, M).t() if shape.km else values(M, K)
     return GemmInputs(a, values(N, K).t() if shape.nk else values(K, N))
 
@@ -142,7 +108,7 @@ def product(
         baseline="torch_mm",
         backends=(Backend("torch_mm", prepare_torch_mm, torch_mm), *backends),
         suites=suites,
-        parse_shape=parser(suites),
+        parse_shape=shape_parser(f"{HELP}; there are suites too: {', '.join(suites)}")(parse_shape),
         make_inputs=make_inputs,
         reference=reference,
         flops=flops,

@@ -15,7 +15,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from groupbench.operators.catalog import placements, shapes
-from groupbench.operators.catalog.backends import aligned, helion, lazy, no_cluster, triton
+from groupbench.operators.catalog.backends import aligned, drawing, helion, lazy, no_cluster, triton
 from groupbench.operators.catalog.shapes import GroupedShape
 from groupbench.operators.dtypes import BYTES, dtype_name, torch_dtype
 from groupbench.operators.errors import Unavailable
@@ -171,14 +171,10 @@ class BackwardInputs:
 
 def make_backward_inputs(shape: GroupedShape, dtype: str, device: str, seed: int) -> BackwardInputs:
     """Draw the inputs of the forward pass, and a standard normal gradient. Raises Unavailable for interleaved rows."""
-    import torch
-
     if shape.block:
         raise Unavailable(NOT_PACKED)
-    x = make_inputs(shape, dtype, device, seed)
-    generator = torch.Generator(device).manual_seed(seed + 1)
-    dc = torch.randn(shape.M, shape.N, generator=generator, device=device, dtype=torch_dtype(dtype))
-    return BackwardInputs(x, dc, shape.nk)
+    dc = drawing(dtype, device, seed + 1)(shape.M, shape.N)
+    return BackwardInputs(make_inputs(shape, dtype, device, seed), dc, shape.nk)
 
 
 def reference_backward(x: BackwardInputs) -> dict[str, Tensor]:

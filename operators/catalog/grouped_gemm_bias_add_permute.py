@@ -17,11 +17,11 @@ from itertools import cycle
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from groupbench.operators.catalog.backends import lazy, triton
+from groupbench.operators.catalog.backends import drawing, lazy, triton
 from groupbench.operators.catalog.inductor import compiled, no_gpu_to_compile_for
-from groupbench.operators.dtypes import BYTES, torch_dtype
+from groupbench.operators.dtypes import BYTES
 from groupbench.operators.operator import Backend, Operator, Run
-from groupbench.operators.sizes import size, whole
+from groupbench.operators.sizes import fields_of, shape_parser, size, whole
 from groupbench.operators.suites import Suites
 
 if TYPE_CHECKING:
@@ -111,26 +111,12 @@ def example_groups() -> tuple[GroupSize, ...]:
     )
 
 
+@shape_parser(HELP)
 def parse_shape(text: str) -> FusedShape:
     """Parse a shape as in HELP. Raises ValueError with the fault and the right form."""
-    text = text.strip()
     if text in EXAMPLES:
         return FusedShape(example_groups(), EXAMPLES[text])
-    try:
-        return _parse_fields(text)
-    except (ValueError, OverflowError) as error:
-        raise ValueError(f"shape {text!r}: {error}. A shape is {HELP}") from error
-
-
-def _parse_fields(text: str) -> FusedShape:
-    fields: dict[str, str] = {}
-    for part in text.split(","):
-        key, _, value = part.partition("=")
-        if key in fields or key not in ("G", "groups", "E"):
-            raise ValueError(f"field {key!r} is unknown or given twice")
-        fields[key] = value
-    if missing := {"G", "groups"} - fields.keys():
-        raise ValueError(f"missing {' and '.join(sorted(missing))}")
+    fields = fields_of(text, "G groups", "E")
     G, op, listed = size("G", fields["G"], MAX_TEXT), fields.get("E", "mul"), fields["groups"]
     if listed.startswith("random(") and listed.endswith(")"):
         return FusedShape(random_groups(G, whole("random", listed[len("random(") : -1])), op)
@@ -171,15 +157,9 @@ class FusedInputs:
 
 def make_inputs(shape: FusedShape, dtype: str, device: str, seed: int) -> FusedInputs:
     """Draw standard normal operands."""
-    import torch
-
     from groupbench.kernels.bias_add_permute.problem import Group
 
-    generator = torch.Generator(device).manual_seed(seed)
-
-    def values(*size: int) -> Tensor:
-        return torch.randn(*size, generator=generator, device=device, dtype=torch_dtype(dtype))
-
+    values = drawing(dtype, device, seed)
     return FusedInputs(
         tuple(
             Group(

@@ -19,10 +19,11 @@ from functools import partial
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from groupbench.operators.catalog.backends import aligned, helion, lazy, no_cluster, triton
-from groupbench.operators.dtypes import BYTES, dtype_name, torch_dtype
+from groupbench.operators.catalog.backends import aligned, drawing, helion, lazy, no_cluster, triton
+from groupbench.operators.dtypes import BYTES, dtype_name
 from groupbench.operators.errors import Unavailable
 from groupbench.operators.operator import Backend, Backward, Example, Operator, Run
+from groupbench.operators.sizes import shape_parser
 from groupbench.operators.suites import Suites
 
 if TYPE_CHECKING:
@@ -72,24 +73,22 @@ class MnkShape:
         return f"groups={listed}" + (",A=km" if self.km else "") + (",W=nk" if self.nk else "")
 
 
+@shape_parser(HELP)
 def parse_shape(text: str) -> MnkShape:
     """Parse a shape of the form in HELP. Raises ValueError that names the fault and the form."""
-    try:
-        first, *options = text.strip().split(",")
-        if not first.startswith("groups=") or len({*options}) != len(options) or {*options} - {"A=km", "W=nk"}:
-            raise ValueError("a part is unknown, missing or given twice")
-        groups: list[tuple[int, int, int]] = []
-        for part in first.removeprefix("groups=").split("|"):
-            match = _GROUP.fullmatch(part)
-            if match is None:
-                raise ValueError(f"group {part!r} is not of the form MxKxN")
-            M, K, N, count = (int(value or 1) for value in match.groups())
-            if not 1 <= count <= MAX_GROUPS - len(groups):
-                raise ValueError(f"there must be 1 to {MAX_GROUPS} groups")
-            groups += [(M, K, N)] * count
-        return MnkShape(tuple(groups), km="A=km" in options, nk="W=nk" in options)
-    except ValueError as error:
-        raise ValueError(f"shape {text[:200]!r}: {error}. A shape is {HELP}") from error
+    first, *options = text.split(",")
+    if not first.startswith("groups=") or len({*options}) != len(options) or {*options} - {"A=km", "W=nk"}:
+        raise ValueError("a part is unknown, missing or given twice")
+    groups: list[tuple[int, int, int]] = []
+    for part in first.removeprefix("groups=").split("|"):
+        match = _GROUP.fullmatch(part)
+        if match is None:
+            raise ValueError(f"group {part!r} is not of the form MxKxN")
+        M, K, N, count = (int(value or 1) for value in match.groups())
+        if not 1 <= count <= MAX_GROUPS - len(groups):
+            raise ValueError(f"there must be 1 to {MAX_GROUPS} groups")
+        groups += [(M, K, N)] * count
+    return MnkShape(tuple(groups), km="A=km" in options, nk="W=nk" in options)
 
 
 @dataclass(frozen=True)
@@ -108,28 +107,15 @@ class MnkStep:
 
 def make_inputs(shape: MnkShape, dtype: str, device: str, seed: int) -> MnkInputs:
     """Draw standard normal operands, each in its own allocation."""
-    normal = _drawing(dtype, device, seed)
+    normal = drawing(dtype, device, seed)
     a = tuple(normal(K, M).t() if shape.km else normal(M, K) for M, K, _ in shape.groups)
     return MnkInputs(a, tuple(normal(N, K).t() if shape.nk else normal(K, N) for _, K, N in shape.groups))
 
 
 def make_step(shape: MnkShape, dtype: str, device: str, seed: int) -> MnkStep:
     """Draw the inputs of the forward pass, and standard normal gradients."""
-    normal = _drawing(dtype, device, seed + 1)
+    normal = drawing(dtype, device, seed + 1)
     return MnkStep(make_inputs(shape, dtype, device, seed), tuple(normal(M, N) for M, _, N in shape.groups))
-
-
-def _drawing(dtype: str, device: str, seed: int) -> Callable[[int, int], Tensor]:
-    import torch
-
-    generator = torch.Generator(device).manual_seed(seed)
-    return partial(_normal, generator, torch_dtype(dtype))
-
-
-def _normal(generator: Any, dtype: Any, rows: int, columns: int) -> Tensor:
-    import torch
-
-    return torch.randn(rows, columns, generator=generator, device=generator.device, dtype=dtype)
 
 
 def from_tritonbench(group_a: Sequence[Tensor], group_b: Sequence[Tensor], *more: Tensor) -> Example:

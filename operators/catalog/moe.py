@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from groupbench.operators.catalog import models
 from groupbench.operators.catalog import routing as routings
-from groupbench.operators.sizes import whole, within
+from groupbench.operators.sizes import fields_of, shape_parser, whole, within
 from groupbench.operators.suites import Suites
 
 if TYPE_CHECKING:
@@ -274,28 +274,16 @@ def help_text(layer: bool) -> str:
 
 def parse(text: str, layer: bool) -> MoeShape:
     """Parse a shape's text or name. Raises ValueError with the fault and the right form."""
-    text = text.strip()
-    try:
-        if "=" not in text:
-            for suite in (LAYER_SUITES if layer else PERMUTE_SUITES).values():
-                if text in suite:
-                    return suite[text]
-        return _parse(text, layer)
-    except (ValueError, OverflowError) as error:
-        raise ValueError(f"shape {text[:200]!r}: {error}. A shape is {help_text(layer)}") from error
+    return shape_parser(help_text(layer))(partial(_parse, layer=layer))(text)
 
 
 def _parse(text: str, layer: bool) -> MoeShape:
-    sizes, _, routing = text.partition(",routing=")
-    fields: dict[str, int] = {}
-    for part in sizes.split(","):
-        letter, _, value = part.partition("=")
-        if letter in fields or letter not in (*("T", "k", "G", "H", "E"), *("F" if layer else ())):
-            raise ValueError(f"field {letter!r} is unknown or given twice")
-        fields[letter] = whole(letter, value)
-    wanted = {"T", "k", "G", "H", *("F" if layer else ())}
-    if wanted - fields.keys():
-        raise ValueError("it needs T, k, G, H and F" if layer else "it needs T, k, G and H")
+    for suite in (LAYER_SUITES if layer else PERMUTE_SUITES).values() if "=" not in text else ():
+        if text in suite:
+            return suite[text]
+    fields = fields_of(text, "T k G H F" if layer else "T k G H", "E routing")
+    routing = fields.pop("routing", "") or "balanced"
+    sizes = {letter: whole(letter, value) for letter, value in fields.items()}
     if layer:
-        within("F", fields["F"], MAX_SIZE)
-    return MoeShape(**fields, routing=routing or "balanced")
+        within("F", sizes["F"], MAX_SIZE)
+    return MoeShape(**sizes, routing=routing)

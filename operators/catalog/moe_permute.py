@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from groupbench.operators.catalog import moe
-from groupbench.operators.catalog.backends import lazy
+from groupbench.operators.catalog.backends import drawing, lazy
 from groupbench.operators.catalog.moe import MoeShape
-from groupbench.operators.dtypes import BYTES, torch_dtype
+from groupbench.operators.dtypes import BYTES
 from groupbench.operators.operator import Backend, Operator, Run
 
 if TYPE_CHECKING:
@@ -33,10 +33,7 @@ class PermuteInputs:
 
 def make_inputs(shape: MoeShape, dtype: str, device: str, seed: int) -> PermuteInputs:
     """Draw standard normal rows and every token's experts."""
-    import torch
-
-    generator = torch.Generator(device).manual_seed(seed)
-    x = torch.randn(shape.T, shape.H, generator=generator, device=device, dtype=torch_dtype(dtype))
+    x = drawing(dtype, device, seed)(shape.T, shape.H)
     return PermuteInputs(x, moe.ids_of(shape, device), shape.G, shape.M)
 
 

@@ -10,10 +10,10 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from groupbench.operators.catalog.backends import lazy
-from groupbench.operators.dtypes import BYTES, torch_dtype
+from groupbench.operators.catalog.backends import drawing, lazy
+from groupbench.operators.dtypes import BYTES
 from groupbench.operators.operator import Backend, Operator, Run
-from groupbench.operators.sizes import size
+from groupbench.operators.sizes import fields_of, shape_parser, size
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -45,24 +45,18 @@ class QuantizeInputs:
     blockwise: bool  # one scale per 128 columns of a row, not per row
 
 
+@shape_parser(HELP)
 def parse_shape(text: str) -> QuantizeShape:
     """Parse a shape as in HELP. Raises ValueError."""
-    recipe, *parts = text.strip().split(",")
-    fields = dict(part.partition("=")[::2] for part in parts)
-    if recipe not in RECIPES or len(parts) != 2 or fields.keys() != {"M", "K"}:
-        raise ValueError(f"shape {text!r} is not of the form {HELP}")
-    try:
-        return QuantizeShape(recipe, *(size(letter, fields[letter], MAX_SIZE) for letter in "MK"))
-    except ValueError as error:
-        raise ValueError(f"shape {text!r}: {error}. A shape is {HELP}") from error
+    recipe, _, sizes = text.partition(",")
+    if recipe not in RECIPES:
+        raise ValueError(f"{recipe!r} is not one of {', '.join(RECIPES)}")
+    fields = fields_of(sizes, "M K")
+    return QuantizeShape(recipe, *(size(letter, fields[letter], MAX_SIZE) for letter in "MK"))
 
 
 def make_inputs(shape: QuantizeShape, dtype: str, device: str, seed: int) -> QuantizeInputs:
-    import torch
-
-    generator = torch.Generator(device).manual_seed(seed)
-    x = torch.randn(shape.M, shape.K, generator=generator, device=device, dtype=torch_dtype(dtype))
-    return QuantizeInputs(x, shape.recipe == "blockwise")
+    return QuantizeInputs(drawing(dtype, device, seed)(shape.M, shape.K), shape.recipe == "blockwise")
 
 
 def reference(inputs: QuantizeInputs) -> Tensor:

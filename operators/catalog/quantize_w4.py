@@ -9,9 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from groupbench.operators.dtypes import BYTES, torch_dtype
+from groupbench.operators.catalog.backends import drawing
+from groupbench.operators.dtypes import BYTES
 from groupbench.operators.operator import Backend, Operator, Run
-from groupbench.operators.sizes import size
+from groupbench.operators.sizes import fields_of, shape_parser, size
 from groupbench.operators.tolerances import Tolerance
 
 if TYPE_CHECKING:
@@ -51,28 +52,18 @@ class PackInputs:
     fmt: str  # name of the format
 
 
+@shape_parser(HELP)
 def parse_shape(text: str) -> PackShape:
     """Parse a shape of the form in HELP. Raises ValueError."""
-    from groupbench.operators.catalog.shapes import _split
-
-    fields = dict(part.partition("=")[::2] for part in _split(text.strip()))
-    try:
-        if fields.keys() != {"fmt", "N", "K"}:
-            raise ValueError("it needs fmt, N and K")
-        shape = PackShape(fields["fmt"], *(size(letter, fields[letter], MAX_SIZE) for letter in "NK"))
-        if shape.K % shape.format.group:
-            raise ValueError(f"K={shape.K} is not a multiple of the group, {shape.format.group}")
-        return shape
-    except ValueError as error:
-        raise ValueError(f"shape {text!r}: {error}. A shape is {HELP}") from error
+    fields = fields_of(text, "fmt N K")
+    shape = PackShape(fields["fmt"], *(size(letter, fields[letter], MAX_SIZE) for letter in "NK"))
+    if shape.K % shape.format.group:
+        raise ValueError(f"K={shape.K} is not a multiple of the group, {shape.format.group}")
+    return shape
 
 
 def make_inputs(shape: PackShape, dtype: str, device: str, seed: int) -> PackInputs:
-    import torch
-
-    generator = torch.Generator(device).manual_seed(seed)
-    x = torch.randn(shape.N, shape.K, generator=generator, device=device, dtype=torch_dtype(dtype))
-    return PackInputs(x, shape.fmt)
+    return PackInputs(drawing(dtype, device, seed)(shape.N, shape.K), shape.fmt)
 
 
 def reference(inputs: PackInputs) -> Tensor:

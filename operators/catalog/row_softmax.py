@@ -10,11 +10,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from groupbench.operators.catalog.backends import lazy
+from groupbench.operators.catalog.backends import drawing, lazy
 from groupbench.operators.catalog.inductor import compiled, no_gpu_to_compile_for
-from groupbench.operators.dtypes import BYTES, torch_dtype
+from groupbench.operators.dtypes import BYTES
 from groupbench.operators.operator import Backend, Backward, Operator, Run
-from groupbench.operators.sizes import size
+from groupbench.operators.sizes import fields_of, shape_parser, size
 from groupbench.operators.tolerances import TOLERANCES, Tolerance
 
 if TYPE_CHECKING:
@@ -52,34 +52,21 @@ class RowStep:
     dy: Tensor  # [M, N]
 
 
+@shape_parser(HELP)
 def parse_shape(text: str) -> RowShape:
     """Parse a shape of a form in HELP. Raises ValueError."""
-    parts = [part.removeprefix(f"{letter}=") for letter, part in zip("MN", text.strip().split(","), strict=False)]
-    try:
-        M, N = (size(letter, part, MAX_SIZE) for letter, part in zip("MN", parts, strict=True))
-        shape = RowShape(M, N)
-        if text.strip() not in (str(shape), f"{M},{N}"):
-            raise ValueError("a part is unknown")
-        return shape
-    except ValueError as error:
-        raise ValueError(f"shape {text!r}: {error}. A shape is {HELP}") from error
+    fields = fields_of(text, "M N", by_position=True)
+    return RowShape(*(size(letter, fields[letter], MAX_SIZE) for letter in "MN"))
 
 
 def make_inputs(shape: RowShape, dtype: str, device: str, seed: int) -> RowInputs:
     """Draw standard normal values."""
-    return RowInputs(_normal(shape, dtype, device, seed))
+    return RowInputs(drawing(dtype, device, seed)(shape.M, shape.N))
 
 
 def make_step(shape: RowShape, dtype: str, device: str, seed: int) -> RowStep:
     """Draw standard normal values and gradients."""
-    return RowStep(_normal(shape, dtype, device, seed), _normal(shape, dtype, device, seed + 1))
-
-
-def _normal(shape: RowShape, dtype: str, device: str, seed: int) -> Tensor:
-    import torch
-
-    generator = torch.Generator(device).manual_seed(seed)
-    return torch.randn(shape.M, shape.N, generator=generator, device=device, dtype=torch_dtype(dtype))
+    return RowStep(*(drawing(dtype, device, seed + number)(shape.M, shape.N) for number in (0, 1)))
 
 
 def reference(x: RowInputs) -> Tensor:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from groupbench.operators.catalog import models
 from groupbench.operators.catalog import routing as routings
-from groupbench.operators.sizes import size, whole, within
+from groupbench.operators.sizes import fields_of, shape_parser, size, whole, within
 from groupbench.operators.suites import Suites
 from groupbench.tracker.text.wording import counted
 
@@ -268,25 +268,22 @@ def weight_gradient_suites() -> Suites[tuple[GroupedShape, ...]]:
     return SUITES.each(_with_checked_gradient)
 
 
+@shape_parser(HELP)
 def parse(text: str) -> GroupedShape:
     """Parse a shape as in HELP. Raises ValueError with the fault and the right form."""
-    text = text.strip()
-    try:
-        if "=" in text:
-            return _parse_fields(text)
-        numbers = text.split(",")
-        odd = [number for number in numbers if not number.strip().lstrip("-").isdecimal()]
-        if odd:  # only then make the suites, for which NumPy draws loads
-            for suite in SUITES.values():
-                if text in suite:
-                    return suite[text]
-            raise ValueError(f"{odd[0]!r} is neither the name of a shape nor a whole number")
-        if len(numbers) != 4:
-            raise ValueError(f"has {counted(len(numbers), 'number')}, not 4")
-        G, M_g, N, K = map(int, numbers)
-        return uniform(G, within("M", M_g, MAX_SIZE, 0), N, K)
-    except (ValueError, OverflowError) as error:
-        raise ValueError(f"shape {text!r}: {error}. A shape is {HELP}") from error
+    if "=" in text:
+        return _parse_fields(text)
+    numbers = text.split(",")
+    odd = [number for number in numbers if not number.strip().lstrip("-").isdecimal()]
+    if odd:  # only then make the suites, for which NumPy draws loads
+        for suite in SUITES.values():
+            if text in suite:
+                return suite[text]
+        raise ValueError(f"{odd[0]!r} is neither the name of a shape nor a whole number")
+    if len(numbers) != 4:
+        raise ValueError(f"has {counted(len(numbers), 'number')}, not 4")
+    G, M_g, N, K = map(int, numbers)
+    return uniform(G, within("M", M_g, MAX_SIZE, 0), N, K)
 
 
 def parse_packed(text: str) -> GroupedShape:
@@ -298,7 +295,9 @@ def parse_packed(text: str) -> GroupedShape:
 
 
 def _parse_fields(text: str) -> GroupedShape:
-    fields = _fields_of(text)
+    fields = fields_of(text, "G N K", "M M_g routing W B E rank")
+    if ("M" in fields) == ("M_g" in fields):
+        raise ValueError("it needs either M or M_g")
     options: dict[str, Any] = {
         "nk": _choice(fields, "W", {"nk": True, "kn": False}),
         "shared": _choice(fields, "B", {"shared": True}),
@@ -317,38 +316,12 @@ def _parse_fields(text: str) -> GroupedShape:
     return GroupedShape(G, sum(rows), N, K, listed=rows, **options)
 
 
-def _fields_of(text: str) -> dict[str, str]:
-    """Return a shape's fields by name. Raises ValueError for an unknown field, and if one is missing."""
-    fields: dict[str, str] = {}
-    for part in _split(text):
-        key, _, value = part.partition("=")
-        if key in fields or key not in ("G", "M", "M_g", "N", "K", "routing", "W", "B", "E", "rank"):
-            raise ValueError(f"field {key!r} is unknown or given twice")
-        fields[key] = value
-    missing = {"G", "N", "K"} - fields.keys()
-    if missing or ("M" in fields) == ("M_g" in fields):
-        raise ValueError("it needs G, N, K and either M or M_g")
-    return fields
-
-
 def _listed_rows(text: str, G: int) -> tuple[int, ...]:
     """Return each group's rows in M_g: one number is every group's. Raises ValueError."""
     rows = tuple(size("M_g", row, MAX_SIZE, least=0) for row in text.split("|"))
     if len(rows) not in (1, G):
         raise ValueError(f"M_g lists {len(rows)} groups, and G is {G}")
     return rows * G if len(rows) == 1 and 1 <= G <= MAX_GROUPS else rows
-
-
-def _split(text: str) -> list[str]:
-    """Split a text at the commas outside parentheses."""
-    parts, depth = [""], 0
-    for character in text:
-        depth += (character == "(") - (character == ")")
-        if character == "," and depth == 0:
-            parts.append("")
-        else:
-            parts[-1] += character
-    return parts
 
 
 def _choice(fields: dict[str, str], key: str, values: dict[str, bool]) -> bool:

@@ -15,10 +15,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from groupbench.operators.catalog.backends import lazy
-from groupbench.operators.dtypes import BYTES, dtype_name, torch_dtype
+from groupbench.operators.catalog.backends import drawing, lazy
+from groupbench.operators.dtypes import BYTES, dtype_name
 from groupbench.operators.operator import Backend, Example, Operator, Run
-from groupbench.operators.sizes import size
+from groupbench.operators.sizes import fields_of, shape_parser, size
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -56,34 +56,22 @@ class VectorInputs:
     y: Tensor  # as x
 
 
+@shape_parser(HELP)
 def parse_shape(text: str) -> VectorShape:
     """Parse a shape as in HELP. Raises ValueError."""
-    parts = text.strip().split(",")
-    turned = parts[-1:] == ["y=t"]
-    pairs = [part.partition("=") for part in (parts[:-1] if turned else parts)]
-    keys = [key for key, _, _ in pairs]
-    allowed = [["M", "N"]] if turned else [["N"], ["N", "stride"], ["M", "N"]]
-    if keys not in allowed:
-        raise ValueError(f"shape {text!r} is not of the form {HELP}")
-    try:
-        sizes = {key: size(key, value, MAX_ELEMENTS) for key, _, value in pairs}
-    except ValueError as error:
-        raise ValueError(f"shape {text!r}: {error}. A shape is {HELP}") from error
-    shape = VectorShape(sizes["N"], sizes.get("M", 0), sizes.get("stride", 1), turned)
+    fields = fields_of(text, "N", "M stride y")
+    if fields.get("y", "t") != "t" or ("stride" if "M" in fields else "y") in fields:
+        raise ValueError("its fields are not those of one form")
+    sizes = {name: size(name, value, MAX_ELEMENTS) for name, value in fields.items() if name != "y"}
+    shape = VectorShape(**sizes, turned="y" in fields)
     if shape.elements * shape.stride > MAX_ELEMENTS:
-        raise ValueError(f"shape {text!r} has more than {MAX_ELEMENTS} elements. A shape is {HELP}")
+        raise ValueError(f"it has more than {MAX_ELEMENTS} elements")
     return shape
 
 
 def make_inputs(shape: VectorShape, dtype: str, device: str, seed: int) -> VectorInputs:
     """Draw standard normal operands."""
-    import torch
-
-    generator = torch.Generator(device).manual_seed(seed)
-
-    def values(*sizes: int) -> Tensor:
-        return torch.randn(*sizes, generator=generator, device=device, dtype=torch_dtype(dtype))
-
+    values = drawing(dtype, device, seed)
     if shape.M:
         x = values(shape.M, shape.N)
         return VectorInputs(x, values(shape.N, shape.M).t() if shape.turned else values(shape.M, shape.N))

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from groupbench.operators.catalog import models, shapes
 from groupbench.operators.catalog.shapes import GroupedShape
+from groupbench.operators.sizes import split
 from groupbench.operators.suites import Suites
 
 if TYPE_CHECKING:
@@ -85,7 +86,7 @@ def parse(text: str, fp8: bool) -> W4Shape:
     """Parse a shape. Raises ValueError that names the fault and the right form."""
     kept, fields = [], {"fmt": "mxfp4", "bias": "false", "scales": "rows"}
     choices = {"bias": ("true", "false"), "scales": ("rows", "1x128") if fp8 else ("rows",)}
-    for part in shapes._split(text.strip()):
+    for part in split(text.strip()):
         key, _, value = part.partition("=")
         if key not in fields:
             kept.append(part)

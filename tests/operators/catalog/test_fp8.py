@@ -153,7 +153,7 @@ def test_shapes_and_their_text() -> None:
 
 @pytest.mark.parametrize("text", ["", "rowwise", "rowwise,M=3", "rowwise,M=3,M=3", "tensor,M=3,K=3", "rowwise,M=3,N=1"])
 def test_text_that_is_not_a_shape(text: str) -> None:
-    with pytest.raises(ValueError, match="not of the form rowwise,M=ROWS"):
+    with pytest.raises(ValueError, match="A shape is rowwise,M=ROWS"):
         QUANTIZE_FP8.parse_shape(text)
 
 

@@ -125,7 +125,7 @@ BAD = {
     "a field twice": ("G=2,M=4,N=4,K=4,K=5", "'K'"),
     "M and M_g": ("G=2,M=4,M_g=2,N=4,K=4", "either M or M_g"),
     "neither M nor M_g": ("G=2,N=4,K=4", "either M or M_g"),
-    "no K": ("G=2,M=2,N=4", "G, N, K"),
+    "no K": ("G=2,M=2,N=4", "missing K"),
     "M_g of other groups": ("G=3,M_g=1|2,N=4,K=4", "2 groups"),
     "M_g and routing": ("G=2,M_g=4,N=4,K=4,routing=balanced", "routing"),
     "unknown layout": ("G=2,M=4,N=4,K=4,W=xy", "W=xy"),
