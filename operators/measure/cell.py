@@ -392,20 +392,9 @@ def _special(handler: CellHandler, seed: int) -> Shown:
 
 
 VERBS: dict[str, Callable[..., Any]] = {
-    "adopt": CellHandler.adopt,
-    "load": CellHandler.load,
-    "prepare": CellHandler.prepare,
-    "first": CellHandler.first,
-    "burst": CellHandler.burst,
-    "show": CellHandler.show,
-    "forget": CellHandler.forget,
-    "move": CellHandler.move,
-    "witness": CellHandler.witness,
-    "restore": CellHandler.restore,
-    "costs": CellHandler.costs,
-    "reroute": CellHandler.reroute,
+    **{name: getattr(CellHandler, name) for name in ("adopt", "load", "prepare", "first", "burst", "show", "forget")},
+    **{name: getattr(CellHandler, name) for name in ("move", "witness", "restore", "costs", "reroute", "reload")},
     "special": _special,
-    "reload": CellHandler.reload,
     "loaded": lambda handler: Seen(*loaded.watch().loaded()),
     "unload": CellHandler.unload,
 }

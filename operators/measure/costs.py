@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
@@ -152,28 +152,6 @@ def building() -> Iterator[Building]:
 # ---- memory
 
 
-class Memory(Protocol):
-    """The memory counters for `workspace_mib`: torch's allocator, and the device's free memory."""
-
-    def allocated(self) -> int:
-        """Return the bytes of live tensors."""
-
-    def reset_peak(self) -> None:
-        """Set the peak to the current bytes."""
-
-    def peak(self) -> int:
-        """Return the peak of `allocated` since `reset_peak`."""
-
-    def reserved(self) -> int:
-        """Return the bytes of the device that torch has reserved."""
-
-    def used(self) -> int:
-        """Return the used bytes of the device, including other processes."""
-
-    def synchronize(self) -> None:
-        """Wait until the device is idle."""
-
-
 @dataclass(frozen=True)
 class Held:
     """Device memory in use, in bytes: live tensors, and all memory outside torch's allocator."""
@@ -190,7 +168,7 @@ def kept(before: Held, after: Held) -> dict[str, float]:
     }
 
 
-def outside(memory: Memory) -> int:
+def outside(memory: CudaMemory) -> int:
     """Return the device's used bytes not reserved by torch."""
     return memory.used() - memory.reserved()
 
@@ -221,18 +199,23 @@ class CudaMemory:
         return Held(self.allocated(), outside(self))
 
     def allocated(self) -> int:
+        """Return the bytes of live tensors."""
         return int(self._cuda.memory_allocated())
 
     def reset_peak(self) -> None:
+        """Set the peak to the current bytes."""
         self._cuda.reset_peak_memory_stats()
 
     def peak(self) -> int:
+        """Return the peak of `allocated` since `reset_peak`."""
         return int(self._cuda.max_memory_allocated())
 
     def reserved(self) -> int:
+        """Return the bytes of the device reserved by torch."""
         return int(self._cuda.memory_reserved())
 
     def used(self) -> int:
+        """Return the used bytes of the device, including other processes."""
         free, total = self._cuda.mem_get_info()
         return int(total - free)
 
@@ -240,7 +223,7 @@ class CudaMemory:
         self._cuda.synchronize()
 
 
-def workspace_mib(run: Callable[[], Any], memory: Memory) -> float:
+def workspace_mib(run: Callable[[], Any], memory: CudaMemory) -> float:
     """Return the peak device memory during a call beyond inputs and output, in MiB.
 
     Torch's allocator counts allocations to the byte. Other allocations show in the device's free memory, which a thread

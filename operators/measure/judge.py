@@ -295,15 +295,8 @@ class _Judge:
 
 
 VERBS: dict[str, Callable[..., Any]] = {
-    "examine": _Judge.examine,
-    "load": _Judge.load,
-    "gauge": _Judge.gauge,
-    "pace": _Judge.pace,
-    "can_move": _Judge.can_move,
-    "can_reroute": _Judge.can_reroute,
-    "can_be_special": _Judge.can_be_special,
-    "compare": _Judge.compare,
-    "unload": _Judge.unload,
+    name: getattr(_Judge, name)
+    for name in ["examine", "load", "gauge", "pace", "can_move", "can_reroute", "can_be_special", "compare", "unload"]
 }
 """The requests that this process answers."""
 

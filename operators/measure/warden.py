@@ -45,7 +45,7 @@ KILL_S = 0.0005
 
 
 def guard(serve: Callable[[], None], keep: Collection[int], log: int, memory: int) -> NoReturn:
-    """Run `serve` in a child and end with its status, after all processes that it started have ended.
+    """Run `serve` in a child and end with its status, after all processes started by it have ended.
 
     Args:
         keep: Descriptors that stay open in the child.

@@ -238,7 +238,7 @@ class Worker:
         return self.receive()
 
     def processor_s(self) -> float:
-        """Return the processor time in s that the process and all processes that it has started have used so far."""
+        """Return the processor time in s that the process and those started by it have used so far."""
         return warden.processor_s(self._process.pid)
 
     def has_started_others(self) -> bool:
@@ -261,7 +261,7 @@ class Worker:
         return below[0] if below else None
 
     def kill(self) -> None:
-        """Kill the process and all processes that it has started."""
+        """Kill the process and all processes started by it."""
         if self._process.is_alive():
             self._process.signal(signal.SIGTERM, signal.SIGCONT)  # its cell may have stopped it
             self._process.join(END_S)
@@ -270,7 +270,7 @@ class Worker:
             self._process.join(END_S)
 
     def close(self) -> None:
-        """Let the process end, kill it after 5 s, and kill the processes that it leaves behind."""
+        """Let the process end, kill it after 5 s, and kill the processes left behind."""
         self._channel.close()
         self._process.join(5)
         self.kill()
