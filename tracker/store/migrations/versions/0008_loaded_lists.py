@@ -16,7 +16,8 @@ def upgrade() -> None:
         sa.Column("content", sa.String, nullable=False, unique=True),
         sa.Column("items", sa.JSON),
     )
-    for name in ("code_id", "packages_id"):
-        # Alembic would copy the whole table on SQLite, which can add such a column at once.
-        key = f"CONSTRAINT fk_point_{name}_loaded_list REFERENCES loaded_list (id)"
-        op.execute(f"ALTER TABLE point ADD COLUMN {name} INTEGER {key}")
+    # Alembic would copy the whole table on SQLite, which can add such a column at once.
+    op.execute("ALTER TABLE point ADD COLUMN code_id INTEGER CONSTRAINT fk_point_code_id_loaded_list "
+               "REFERENCES loaded_list (id)")  # fmt: skip
+    op.execute("ALTER TABLE point ADD COLUMN packages_id INTEGER CONSTRAINT fk_point_packages_id_loaded_list "
+               "REFERENCES loaded_list (id)")  # fmt: skip
