@@ -20,7 +20,7 @@ _problem = attrgetter(*PROBLEM)
 
 
 @dataclass(frozen=True)
-class RunRow:
+class RunRow(FlatRow):
     pk: int
     id: str
     commit: str
@@ -31,6 +31,13 @@ class RunRow:
     trigger: str
     plan: str | None
     committed: datetime | None = None  # committer's time
+
+    COLUMNS: ClassVar[Mapping[str, str]] = {
+        "run": "id",
+        **of_row("started"),
+        "commit": "commit_text",
+        **of_row("branch", "subject", "trigger", "plan"),
+    }
 
     @property
     def date(self) -> str:
