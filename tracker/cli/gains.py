@@ -103,8 +103,11 @@ def _selected(points: list[PointRow], products: tuple[str, ...] | None, where: F
     if products is None:
         return selected
     modes, operators = where.mode or ("fwd",), where.operator or ("grouped_gemm",)
-    kept = (point.series.shape in products and point.series.mode in modes for point in selected)
-    return [point for point, is_in in zip(selected, kept, strict=True) if is_in and point.series.operator in operators]
+    return [
+        point
+        for point in selected
+        if point.series.shape in products and point.series.mode in modes and point.series.operator in operators
+    ]
 
 
 def _products(layer: str) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import fields
 from typing import Any
 
 from sqlalchemy import ColumnElement, Row, Select, and_, case, func, or_, select
@@ -14,6 +15,7 @@ from groupbench.tracker.query.rows import RunRow, RunSummary
 from groupbench.tracker.store.chunks import chunks
 from groupbench.tracker.store.schema import Commit, Point, Run, Series
 
+_RUN_FIELDS = [field.name for field in fields(RunRow)]
 _RUNS_AT_ONCE = 10
 """Number of runs to query at once; the first of them nearly always matches."""
 
@@ -37,7 +39,7 @@ def run_select() -> Select[Any]:
 
 def run_row(row: Row[Any]) -> RunRow:
     """Convert a `run_select` row to a RunRow."""
-    return RunRow(**{name: getattr(row, name) for name in RunRow.__dataclass_fields__})
+    return RunRow(**{name: getattr(row, name) for name in _RUN_FIELDS})
 
 
 def code_of_runs() -> ColumnElement[int]:
