@@ -121,7 +121,7 @@ def write_table(columns: Sequence[Column], rows: Sequence[dict[str, Any]], form:
 def write_rows(
     kind: type[RowT], columns: Sequence[Column], rows: Sequence[RowT], form: Format, nothing: str = ""
 ) -> None:
-    """Write rows: the given columns for people, and every column for programs. Say it if there are none."""
+    """Write rows: the given columns for people, and every column for programs. Without rows, print `nothing`."""
     if nothing and not rows:
         say(nothing)
     write_table(plain(kind.columns()) if form in ("json", "csv") else columns, [row.flat() for row in rows], form)

@@ -25,5 +25,5 @@ def upgrade() -> None:
 
 
 def _without_floor(level: float | None) -> float | None:
-    """Return a level with the floor and its rounding residue removed."""
+    """Return a level with the floor and the rounding residue removed."""
     return None if level is None else level - FLOOR if level - FLOOR > 1e-9 * FLOOR else 0.0
