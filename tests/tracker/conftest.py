@@ -26,7 +26,7 @@ import msgspec
 import numpy as np
 import pytest
 from click.testing import CliRunner, Result
-from sqlalchemy import Engine, create_engine, inspect
+from sqlalchemy import Engine, create_engine
 from sqlalchemy.engine.default import DefaultDialect
 from sqlalchemy.util import LRUCache
 
@@ -125,16 +125,13 @@ def copied_databases(empty_database: bytes, request: pytest.FixtureRequest, monk
     """Copy an empty database instead of making each one, and sync nothing to disk, except in tests of just that."""
     if request.module.__name__.rpartition(".")[2] in MIGRATE:
         return
-    migrate = engine.migrate
+    create = engine._create_tables
 
     def copy(of: Engine) -> None:
-        assert of.url.database is not None
-        Path(of.url.database).write_bytes(empty_database)
-
-    def copy_or_migrate(of: Engine, revision: str = "head", **named: Any) -> None:
-        new = revision == "head" and of.dialect.name == "postgresql" and not inspect(of).get_table_names()
-        if not new or not _copied(of, migrate):
-            migrate(of, revision, **named)
+        if of.dialect.name == "sqlite" and of.url.database:
+            Path(of.url.database).write_bytes(empty_database)
+        elif of.dialect.name == "sqlite" or not _copied(of, create):
+            create(of)
 
     connect = engine._on_connect
 
@@ -145,11 +142,10 @@ def copied_databases(empty_database: bytes, request: pytest.FixtureRequest, monk
     monkeypatch.setattr(os, "fsync", lambda _: None)
     monkeypatch.setattr(engine, "_on_connect", without_sync)
     monkeypatch.setattr(engine, "_create_tables", copy)
-    monkeypatch.setattr(engine, "migrate", copy_or_migrate)
 
 
-def _copied(of: Engine, migrate: Callable[[Engine], None]) -> bool:
-    """Replace an empty database of PostgreSQL by a copy of the migrated one, and keep it for the next test.
+def _copied(of: Engine, create: Callable[[Engine], None]) -> bool:
+    """Replace an empty database of PostgreSQL by a copy of one with tables, and keep it for the next test.
 
     Return False if it has other connections.
     """
@@ -161,16 +157,16 @@ def _copied(of: Engine, migrate: Callable[[Engine], None]) -> bool:
         _psql(server, f"ALTER DATABASE {name} RENAME TO {EMPTY}")
     except psycopg.errors.ObjectInUse:
         return False
-    if not _psql(server, f"SELECT FROM pg_database WHERE datname = '{MIGRATED}'"):
-        _psql(server, f"CREATE DATABASE {MIGRATED} TEMPLATE template0 STRATEGY file_copy")
-        whole = create_engine(of.url.set(database=MIGRATED))
-        migrate(whole)
+    if not _psql(server, f"SELECT FROM pg_database WHERE datname = '{FILLED}'"):
+        _psql(server, f"CREATE DATABASE {FILLED} TEMPLATE template0 STRATEGY file_copy")
+        whole = create_engine(of.url.set(database=FILLED))
+        create(whole)
         whole.dispose()
-    _psql(server, f"CREATE DATABASE {name} TEMPLATE {MIGRATED} STRATEGY file_copy")
+    _psql(server, f"CREATE DATABASE {name} TEMPLATE {FILLED} STRATEGY file_copy")
     return True
 
 
-EMPTY, MIGRATED = "empty", "migrated"
+EMPTY, FILLED = "empty", "filled"
 """Databases of the tests' PostgreSQL: one that the next test takes, and one that is copied."""
 
 

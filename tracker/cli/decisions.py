@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from groupbench.tracker.cli.here import person
-from groupbench.tracker.cli.options import When
+from groupbench.tracker.cli.options import When, reason_option
 from groupbench.tracker.text.wording import counted, printable
 from groupbench.tracker.tools.parameters import SERIES
 
@@ -18,19 +17,8 @@ if TYPE_CHECKING:
 
     from groupbench.tracker.query.rows import SeriesRow
 
-F = TypeVar("F", bound=Callable[..., Any])
 
 _series = click.argument("series", type=SERIES, nargs=-1, required=True, metavar="SERIES...")
-
-
-def _not_blank(context: click.Context, parameter: click.Parameter, text: str) -> str:
-    if not text.strip():
-        raise click.BadParameter("it must not be blank, since it is recorded with the decision")
-    return text.strip()
-
-
-def _reason(help: str) -> Callable[[F], F]:
-    return click.option("--reason", required=True, metavar="TEXT", callback=_not_blank, help=help)
 
 
 @click.command()
@@ -38,7 +26,7 @@ def _reason(help: str) -> Callable[[F], F]:
 @click.option(
     "--until", type=When(ahead=True), required=True, metavar="DATE", help="End of the mute: 2026-01-31 or 30d."
 )
-@_reason("Why the series is muted.")
+@reason_option("Why the series is muted.")
 @click.pass_obj
 def mute(db: str, series: tuple[int, ...], until: datetime, reason: str) -> None:
     """Let the gate pass series until a date. SERIES is a number in `groupbench list series`.
@@ -88,7 +76,7 @@ def _rows(session: Session, keys: tuple[int, ...]) -> list[SeriesRow]:
 @click.command()
 @click.argument("run")
 @click.option("--undo", is_flag=True, help="Let the run count again.")
-@_reason("Why the run does not count, or counts again.")
+@reason_option("Why the run does not count, or counts again.")
 @click.pass_obj
 def reject(db: str, run: str, undo: bool, reason: str) -> None:
     """Reject RUN, such as a night on a disturbed machine: no run is compared with it any more.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from groupbench.tracker.cli.options import HARDWARE_FILTER, filters, reading
-from groupbench.tracker.cli.output import Column, Format, output_formats, plain, say, write_table
+from groupbench.tracker.cli.output import Column, Format, output_formats, plain, say, write_rows, write_table
 from groupbench.tracker.query.filters import Filter
 from groupbench.tracker.text.wording import date
 
@@ -14,14 +14,8 @@ COLUMNS = (
     Column("hardware", "hardware", wraps=True),
     Column("first", "first", date),
     Column("last", "last", date),
-    Column("runs", "runs", right=True),
-    Column("points", "points", right=True),
-    Column("driver", "driver"),
-    Column("cuda", "cuda"),
-    Column("python", "python"),
-    Column("torch", "torch"),
-    Column("triton", "triton"),
-    Column("helion", "helion"),
+    *plain(("runs", "points"), right=True),
+    *plain(("driver", "cuda", "python", "torch", "triton", "helion")),
     Column("differs from the previous one", "differs", "; ".join, wraps=True),
 )
 
@@ -49,14 +43,10 @@ def envs(db: str, pair: tuple[str, ...], where: Filter, form: Format) -> None:
             _compare(a, b, form)
             return
         matches = listing.environments(session, where)
-    if not matches:
-        say("no environments match")
-    rows = [environment.flat() for environment in matches]
-    if form in ("json", "csv"):
-        write_table(plain(EnvironmentSummary.columns()), rows, form)
-        return
     rare = ("driver", "cuda", "helion", "differs")
-    write_table([c for c in COLUMNS if c.key not in rare or any(row[c.key] for row in rows)], rows, form)
+    rows = [row.flat() for row in matches]
+    columns = [c for c in COLUMNS if c.key not in rare or any(row[c.key] for row in rows)]
+    write_rows(EnvironmentSummary, columns, matches, form, "no environments match")
 
 
 def _compare(a: dict[str, str | None], b: dict[str, str | None], form: Format) -> None:

@@ -12,7 +12,7 @@ import msgspec
 
 from groupbench.tracker.cli.here import traffic_of
 from groupbench.tracker.cli.options import CELL_FILTERS, filters, reading
-from groupbench.tracker.cli.output import CELL, Column, Format, output_formats, plain, say, write_json, write_table
+from groupbench.tracker.cli.output import CELL, Column, Format, output_formats, say, write_rows
 from groupbench.tracker.facts.exits import ExitCode
 from groupbench.tracker.query.filters import Filter
 from groupbench.tracker.text.wording import milliseconds, no_such
@@ -80,11 +80,7 @@ def gains(context: click.Context, run_id: str | None, layer: str | None, where: 
         number = calls.number if traffic else None
         gains_found = find(_selected(points, None if layer is None else products, where), others, number)
     rows = [gain.flat() for gain in gains_found]
-    if form == "json":
-        write_json(rows)
-    else:
-        shown = [column for column in COLUMNS if traffic or column.key != "gain_us"]
-        write_table(plain(Gain.columns()) if form == "csv" else shown, rows, form)
+    write_rows(Gain, [column for column in COLUMNS if traffic or column.key != "gain_us"], gains_found, form)
     if calls.unmatched:
         say(calls.remark)
     if not rows:
@@ -101,14 +97,17 @@ def _selected(points: list[PointRow], products: tuple[str, ...] | None, where: F
 
     With a layer's `products`, return only theirs: forward `grouped_gemm` ones, unless the filters name others.
     """
-    from groupbench.tracker.query.series import narrowed
+    from groupbench.tracker.compare.sides import narrowed_points
 
-    series = narrowed([point.series for point in points], where, exact=True)
-    if products is not None:
-        modes, operators = where.mode or ("fwd",), where.operator or ("grouped_gemm",)
-        series = [row for row in series if row.shape in products and row.mode in modes and row.operator in operators]
-    wanted = {row.sort_key for row in series}
-    return [point for point in points if point.series.sort_key in wanted]
+    selected = narrowed_points(points, where)
+    if products is None:
+        return selected
+    modes, operators = where.mode or ("fwd",), where.operator or ("grouped_gemm",)
+    return [
+        point
+        for point in selected
+        if point.series.shape in products and point.series.mode in modes and point.series.operator in operators
+    ]
 
 
 def _products(layer: str) -> tuple[str, ...]:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from groupbench.tracker.cli.here import person, traffic_of
-from groupbench.tracker.cli.options import When, reading
-from groupbench.tracker.cli.output import APART, CELL, Column, Format, output_formats, plain, say, write_table
+from groupbench.tracker.cli.options import When, reading, reason_option
+from groupbench.tracker.cli.output import APART, CELL, Column, Format, output_formats, say, write_rows
 from groupbench.tracker.facts.verdicts import INCIDENT_STATES
 from groupbench.tracker.text.wording import commit_text, date, printable, printable_lines, signed_change
 from groupbench.tracker.tools.parameters import INCIDENT, SERIES
@@ -18,7 +18,6 @@ from groupbench.tracker.tools.parameters import INCIDENT, SERIES
 if TYPE_CHECKING:
     from groupbench.tracker.judge.alerts import AlertRow
 
-F = TypeVar("F", bound=Callable[..., Any])
 
 _EACH = (
     Column("incident", "incident", right=True),
@@ -61,13 +60,12 @@ def list_incidents(context: click.Context, everything: bool, each: bool, form: F
         calls = traffic_of(context).resolve(session)
         incidents, notes = triage.of(session, rows, calls), triage.notes(session, calls)
     if each:
-        columns = _EACH if form in ("table", "md") else plain(stored.AlertRow.columns())
-        write_table(columns, [alert.flat() for alert in rows], form)
+        write_rows(stored.AlertRow, _EACH, rows, form)
         for alert in rows if form == "table" else ():
             if alert.repro is not None:
                 click.echo(printable(f"reproduce {alert.incident.pk}: {alert.repro}"))
     elif form in ("json", "csv"):
-        write_table(plain(triage.IncidentView.columns()), [view.flat() for view in incidents], form)
+        write_rows(triage.IncidentView, (), incidents, form)
     else:
         for line in triage.screen(incidents, notes, most=None if everything else triage.MOST):
             click.echo(printable_lines(line))
@@ -87,21 +85,11 @@ _of_series = click.option(
 )
 
 
-def _not_blank(context: click.Context, parameter: click.Parameter, text: str | None) -> str | None:
-    if text is not None and not text.strip():
-        raise click.BadParameter("it must not be blank, since it is recorded with the change")
-    return None if text is None else text.strip()
-
-
-def _reason(help: str, required: bool = False) -> Callable[[F], F]:
-    return click.option("--reason", required=required, metavar="TEXT", callback=_not_blank, help=help)
-
-
 @click.command()
 @click.argument("ids", type=INCIDENT, nargs=-1, metavar="[ID...]")
 @click.option("--improvements", is_flag=True, help="Accept the new level of every series that the newest run improved.")
 @_of_series
-@_reason("Why the incidents are acknowledged, or the planned action. Required with ID.")
+@reason_option("Why the incidents are acknowledged, or the planned action. Required with ID.", required=False)
 @click.pass_obj
 def ack(db: str, ids: tuple[int, ...], improvements: bool, series: tuple[int, ...], reason: str | None) -> None:
     """Mark incidents as known and being worked on. The gate still lists them, but fails only under --strict.
@@ -131,7 +119,7 @@ def _improvements(session: Any, reason: str | None) -> list[AlertRow]:
 
 @click.command("accept-transition")
 @click.argument("run", required=False)
-@_reason("Why the new levels are right. Default: a list of the changes.")
+@reason_option("Why the new levels are right. Default: a list of the changes.", required=False)
 @click.pass_obj
 def accept_transition(db: str, run: str | None, reason: str | None) -> None:
     """Accept the new levels in RUN after a change of toolchain or machine.
@@ -168,7 +156,7 @@ def accept_transition(db: str, run: str | None, reason: str | None) -> None:
     help='Make the incident "new" again on this date, after this time (30d), or at this commit.',
 )
 @_of_series
-@_reason("Why the new level is right.", required=True)
+@reason_option("Why the new level is right.")
 @click.pass_obj
 def expect(db: str, ids: tuple[int, ...], until: str | None, series: tuple[int, ...], reason: str) -> None:
     """Accept incidents' new levels: the gate judges by it from now on.
@@ -191,7 +179,7 @@ def expect(db: str, ids: tuple[int, ...], until: str | None, series: tuple[int, 
     help="fixed: the old level is back. invalid: the code is not the cause; accept the new level.",
 )
 @_of_series
-@_reason("Why the incidents are closed.", required=True)
+@reason_option("Why the incidents are closed.")
 @click.pass_obj
 def close(db: str, ids: tuple[int, ...], state: str, series: tuple[int, ...], reason: str) -> None:
     """Close incidents. An incident closed as fixed reopens if the gate sees the change again."""
@@ -202,7 +190,7 @@ def close(db: str, ids: tuple[int, ...], state: str, series: tuple[int, ...], re
 
 @click.command()
 @_ids
-@_reason("The note.", required=True)
+@reason_option("The note.")
 @click.pass_obj
 def note(db: str, ids: tuple[int, ...], reason: str) -> None:
     """Add a note to incidents, without a state change."""

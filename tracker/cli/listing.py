@@ -5,7 +5,18 @@ from __future__ import annotations
 import click
 
 from groupbench.tracker.cli.options import CELL_FILTERS, RUN_FILTERS, filters, limit_option, reading
-from groupbench.tracker.cli.output import CELL, HOST, SEED, Column, Format, output_formats, plain, say, write_table
+from groupbench.tracker.cli.output import (
+    CELL,
+    HOST,
+    SEED,
+    Column,
+    Format,
+    output_formats,
+    plain,
+    say,
+    write_rows,
+    write_table,
+)
 from groupbench.tracker.query.filters import Filter
 from groupbench.tracker.text.wording import commit_text, date, run_text
 
@@ -13,9 +24,7 @@ RUNS = (
     Column("run", "run", run_text),
     Column("date", "started", date),
     Column("commit", "commit", commit_text),
-    Column("branch", "branch"),
-    Column("plan", "plan"),
-    Column("trigger", "trigger"),
+    *plain(("branch", "plan", "trigger")),
     Column("hardware", "hardware", ", ".join, wraps=True),
     Column("cells", "counts", lambda counts: ", ".join(f"{n} {status}" for status, n in counts.items())),
     Column("subject", "subject", wraps=True),
@@ -23,35 +32,30 @@ RUNS = (
 COMMITS = (
     Column("commit", "commit", commit_text),
     Column("time", "time", date),
-    Column("branch", "branch"),
-    Column("runs", "runs", right=True),
-    Column("points", "points", right=True),
+    *plain(("branch",)),
+    *plain(("runs", "points"), right=True),
     Column("first run", "first", date),
     Column("last run", "last", date),
     Column("parents", "parents", lambda parents: " ".join(map(commit_text, parents))),
-    Column("author", "author"),
+    *plain(("author",)),
     Column("subject", "subject", wraps=True),
 )
+DATES = (Column("first", "first", date), Column("last", "last", date))
 SERIES = (
-    Column("series", "series", right=True),
+    *plain(("series",), right=True),
     *CELL,
     Column("hardware", "hardware", wraps=True),
     HOST,
-    Column("protocol", "protocol"),
+    *plain(("protocol",)),
     SEED,
-    Column("points", "points", right=True),
-    Column("ok", "ok", right=True),
-    Column("first", "first", date),
-    Column("last", "last", date),
+    *plain(("points", "ok"), right=True),
+    *DATES,
 )
 OPERATORS = (
-    Column("operator", "operator"),
+    *plain(("operator",)),
     Column("backends", "backends", ", ".join, wraps=True),
-    Column("shapes", "shapes", right=True),
-    Column("series", "series", right=True),
-    Column("points", "points", right=True),
-    Column("first", "first", date),
-    Column("last", "last", date),
+    *plain(("shapes", "series", "points"), right=True),
+    *DATES,
 )
 
 
@@ -86,10 +90,7 @@ def commits(db: str, where: Filter, limit: int, form: Format) -> None:
 
     with reading(db) as session:
         rows = listing.commits(session, where, limit)
-    if not rows:
-        say("no commits match")
-    columns = plain(CommitSummary.columns()) if form in ("json", "csv") else COMMITS
-    write_table(columns, [row.flat() for row in rows], form)
+    write_rows(CommitSummary, COMMITS, rows, form, "no commits match")
 
 
 @click.command()
@@ -103,10 +104,7 @@ def series(db: str, where: Filter, form: Format) -> None:
 
     with reading(db) as session:
         rows = listing.series(session, where)
-    if not rows:
-        say("no series match")
-    columns = plain(SeriesSummary.columns()) if form in ("json", "csv") else SERIES
-    write_table(columns, [row.flat() for row in rows], form)
+    write_rows(SeriesSummary, SERIES, rows, form, "no series match")
 
 
 @click.command()

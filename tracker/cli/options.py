@@ -256,6 +256,17 @@ def cell_choice(verb: str, of: str, required: bool) -> Callable[[F], F]:
     )
 
 
+def reason_option(text: str, required: bool = True) -> Callable[[F], F]:
+    """Return an option for a reason, which must not be blank."""
+
+    def not_blank(context: click.Context, parameter: click.Parameter, reason: str | None) -> str | None:
+        if reason is not None and not reason.strip():
+            raise click.BadParameter("it must not be blank, since it is recorded")
+        return None if reason is None else reason.strip()
+
+    return click.option("--reason", required=required, metavar="TEXT", callback=not_blank, help=text)
+
+
 def limit_option(text: str, default: int | None = None) -> Callable[[F], F]:
     return click.option(
         "--limit", type=Number(1), default=default, show_default=default is not None, metavar="N", help=text

@@ -14,6 +14,7 @@ from typing import Any, Literal, TypeVar
 import click
 
 from groupbench.tracker.facts.verdicts import Tone, Verdict
+from groupbench.tracker.query.tables import RowT
 from groupbench.tracker.text.cells import cell_for, formula_safe, json_for
 from groupbench.tracker.text.terminal import shortened
 from groupbench.tracker.text.wording import INTERPRETED, milliseconds, printable
@@ -77,9 +78,9 @@ def marked_latency(value: float | str | None) -> str:
     return value if isinstance(value, str) else milliseconds(value)
 
 
-def plain(keys: Sequence[str]) -> list[Column]:
+def plain(keys: Sequence[str], right: bool = False) -> list[Column]:
     """Return a column with unformatted values for each key, for JSON and CSV."""
-    return [Column(key, key) for key in keys]
+    return [Column(key, key, right=right) for key in keys]
 
 
 def output_format(*forms: Format) -> Callable[[F], F]:
@@ -115,6 +116,15 @@ def write_table(columns: Sequence[Column], rows: Sequence[dict[str, Any]], form:
         _terminal(columns, rows)
     elif rows:
         click.echo(_plain(columns, rows))
+
+
+def write_rows(
+    kind: type[RowT], columns: Sequence[Column], rows: Sequence[RowT], form: Format, nothing: str = ""
+) -> None:
+    """Write rows: the given columns for people, and every column for programs. Without rows, print `nothing`."""
+    if nothing and not rows:
+        say(nothing)
+    write_table(plain(kind.columns()) if form in ("json", "csv") else columns, [row.flat() for row in rows], form)
 
 
 def write_with_details(columns: Sequence[Column], rows: Sequence[dict[str, Any]], details: Sequence[str]) -> None:

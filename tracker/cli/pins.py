@@ -6,7 +6,7 @@ import click
 
 from groupbench.tracker.cli.here import person
 from groupbench.tracker.cli.options import IN_PERCENT, Percent, reading
-from groupbench.tracker.cli.output import Column, Format, output_formats, plain, say, write_table
+from groupbench.tracker.cli.output import Column, Format, output_formats, say, write_rows
 from groupbench.tracker.text.wording import commit_text, date, printable, signed_change
 
 _COLUMNS = (
@@ -53,8 +53,8 @@ def list_pins(db: str, everything: bool, form: Format) -> None:
     from groupbench.tracker.judge.pins import PinRow, find
 
     with reading(db) as session:
-        rows = [row.flat() for row in find(session, ended=everything)]
-    write_table(plain(PinRow.columns()) if form in ("json", "csv") else _COLUMNS, rows, form)
+        rows = find(session, ended=everything)
+    write_rows(PinRow, _COLUMNS, rows, form)
     if form == "table" and not rows:
         say("no pins; `groupbench pins add COMMIT --max-slowdown 3%` adds one")
 

@@ -7,19 +7,16 @@ from dataclasses import asdict
 
 import click
 
-from groupbench.tracker.cli.output import Column, Format, output_format, say, write_table
+from groupbench.tracker.cli.output import Column, Format, output_format, plain, say, write_table
 from groupbench.tracker.tools import lease
 
 COLUMNS = (
-    Column("device", "device"),
-    Column("state", "state"),
-    Column("place", "place", right=True),
-    Column("pid", "pid", right=True),
-    Column("since", "since"),
+    *plain(("device", "state")),
+    *plain(("place", "pid"), right=True),
+    *plain(("since",)),
     Column("command", "command", wraps=True),
     Column("folder", "folder", wraps=True),
-    Column("user", "user"),
-    Column("host", "host"),
+    *plain(("user", "host")),
 )
 
 

@@ -24,7 +24,7 @@ from groupbench.tracker.facts.identity import SHOWN
 from groupbench.tracker.text import repro
 from groupbench.tracker.text.wording import (
     commit_text,
-    date,
+    fact_text,
     milliseconds,
     printable,
     short_number,
@@ -94,15 +94,7 @@ def _run(session: Session, run: RunRow, form: Format) -> None:
 
 
 def _run_facts(run: RunRow) -> dict[str, Any]:
-    return {
-        "id": run.id,
-        "started": run.started,
-        "commit": run.commit_text,
-        "branch": run.branch,
-        "subject": run.subject,
-        "trigger": run.trigger,
-        "plan": run.plan,
-    }
+    return {"id" if name == "run" else name: value for name, value in run.flat().items()}
 
 
 def _counts(points: list[PointRow]) -> dict[str, Any]:
@@ -163,23 +155,11 @@ def _point_facts(detail: PointDetail) -> dict[str, Any]:
 def _shown(key: str, value: Any) -> str:
     if key == "spread":
         return spread(value)
-    if key in ("started", "committed"):
-        return date(value) + " UTC"
-    if key == "commit":
-        return str(value)
     if key == "loaded_changed":
         return "; ".join(value)
     if key == "parents":
         return " ".join(map(commit_text, value))
-    if isinstance(value, dict):
-        return ", ".join(f"{name}={item}" for name, item in value.items())
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, float):
-        return f"{value:.6g}"
-    if isinstance(value, list):
-        return ", ".join(map(str, value))
-    return str(value)
+    return fact_text(value)
 
 
 def _tables(detail: PointDetail) -> Iterator[tuple[str, tuple[Column, ...], list[dict[str, Any]]]]:

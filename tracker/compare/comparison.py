@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from sqlalchemy.orm import Session
 
@@ -21,7 +21,7 @@ from groupbench.tracker.facts.verdicts import Verdict
 from groupbench.tracker.query.filters import Filter
 from groupbench.tracker.query.rows import PointRow, SeriesRow, named_difference
 from groupbench.tracker.query.series import narrowed
-from groupbench.tracker.query.tables import Rows, finite
+from groupbench.tracker.query.tables import FlatRow, Rows, finite, of_part, of_row
 from groupbench.tracker.stats.ratios import GeometricMean, geometric_mean, ratio_interval
 from groupbench.tracker.stats.thresholds import BLIND, judge_pools
 from groupbench.tracker.text.wording import rms_text
@@ -37,7 +37,7 @@ COMPARING = (Verdict.WRONG, Verdict.REGRESSED, Verdict.IMPROVED, Verdict.OK)
 
 
 @dataclass(frozen=True)
-class SeriesPair:
+class SeriesPair(FlatRow):
     """A series on both sides. Latencies are medians over a side's runs."""
 
     series: SeriesRow
@@ -62,14 +62,11 @@ class SeriesPair:
         """Return whether the noise is too large to judge the ratio, which then counts for no mean."""
         return self.verdict is Verdict.UNKNOWN and self.too_noisy
 
-    @classmethod
-    def columns(cls) -> tuple[str, ...]:
-        return ("verdict", *SHOWN, "a_ms", "b_ms", "ratio", "low", "high", "p", "noise", "runs", "note")
-
-    def flat(self) -> dict[str, Any]:
-        numbers = {name: getattr(self, name) for name in ("a_ms", "b_ms", "ratio", "low", "high", "p", "noise")}
-        series = {name: getattr(self.series, name) for name in SHOWN}
-        return {"verdict": self.verdict, **series, **numbers, "runs": list(self.runs), "note": self.note}
+    COLUMNS: ClassVar[Mapping[str, str]] = {
+        "verdict": "verdict",
+        **of_part("series", SHOWN),
+        **of_row("a_ms", "b_ms", "ratio", "low", "high", "p", "noise", "runs", "note"),
+    }
 
 
 @dataclass(frozen=True)

@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from sqlalchemy.orm import Session
 
-from groupbench.tracker.facts.bursts import Bursts
-from groupbench.tracker.facts.environment import digest, environment_identity
 from groupbench.tracker.facts.errors import QueryError
-from groupbench.tracker.facts.identity import series_fields
-from groupbench.tracker.facts.record import Accuracy, Record
+from groupbench.tracker.facts.record import Record
 from groupbench.tracker.query import filters
 from groupbench.tracker.query.filters import Filter
 from groupbench.tracker.query.lines import every_line
-from groupbench.tracker.query.points import by_series_and_time, points_of_run, points_of_state
+from groupbench.tracker.query.points import by_series_and_time, points_of_run, points_of_state, points_where
 from groupbench.tracker.query.resolve import Lookup, ReadLine, find_run, newest_run, resolve_commit, run_at
-from groupbench.tracker.query.rows import EnvironmentRow, PointRow, RunRow, SeriesRow, State
+from groupbench.tracker.query.rows import PointRow, RunRow, State
 from groupbench.tracker.query.series import narrowed
-from groupbench.tracker.stats.thresholds import burst_error
 from groupbench.tracker.tools import git
 
 if TYPE_CHECKING:
@@ -149,71 +144,21 @@ def _of_file(name: str, options: Options | None) -> ComparedSide:
     # These points are not stored, so any commit, date and device can replace missing ones.
     unknown = Options(commit=name, date=datetime.fromtimestamp(0, UTC), device="cuda")
     loaded = load(Path(name), options=options or unknown)
-    return ComparedSide(name, tuple(points_of(loaded.records)))
+    return ComparedSide(name, tuple(points_of(loaded.records, name)))
 
 
-def points_of(records: Iterable[Record]) -> list[PointRow]:
-    """Return records as point rows, by series and time. Their keys do not refer to the store."""
-    runs: dict[str, RunRow] = {}
-    environments: dict[str, EnvironmentRow] = {}
-    series: dict[Any, SeriesRow] = {}
-    points: list[PointRow] = []
-    for record in records:
-        run = record.run
-        if run.id not in runs:
-            commit = run.commit
-            facts = (commit.hash, commit.dirty, commit.branch, commit.subject, run.started, run.trigger, run.plan)
-            runs[run.id] = RunRow(len(runs), run.id, *facts)
-        content = digest(record.environment)
-        if content not in environments:
-            identity = environment_identity(record.environment)
-            environments[content] = EnvironmentRow(len(environments), identity, record.environment)
-        points.append(_point(record, len(points), runs[run.id], environments[content], _series(record, series)))
-    return by_series_and_time(points)
+def points_of(records: Iterable[Record], name: str) -> list[PointRow]:
+    """Return records as a database would give them, by series and time. Their keys refer to no other database.
 
+    Raises IngestError for records that contradict each other.
+    """
+    from groupbench.tracker.store.engine import open_store
+    from groupbench.tracker.store.ingest import ingest
 
-def _series(record: Record, seen: dict[Any, SeriesRow]) -> SeriesRow:
-    cell, fields = record.cell, series_fields(record.cell, record.environment)
-    key = tuple(fields.values())
-    if key not in seen:
-        seen[key] = SeriesRow(
-            pk=len(seen), **fields, dims=cell.dims, flops=cell.flops, min_bytes=cell.min_bytes
-        )  # fmt: skip
-    return seen[key]
-
-
-def _point(record: Record, pk: int, run: RunRow, environment: EnvironmentRow, series: SeriesRow) -> PointRow:
-    accuracy = record.accuracy or Accuracy()
-    latency = record.latency
-    bursts = Bursts.of(latency.bursts_ms) if latency else None
-    error = burst_error(bursts.medians) if bursts else math.nan
-    return PointRow(
-        pk=pk,
-        series=series,
-        run=run,
-        environment=environment,
-        status=record.status,
-        message=record.message,
-        baseline=record.baseline,
-        timing=latency.timing if latency else None,
-        median_ms=bursts.median if bursts else None,
-        low_ms=bursts.low if bursts else None,
-        high_ms=bursts.high if bursts else None,
-        error=None if math.isnan(error) else error,
-        prepare_ms=latency.prepare_ms if latency else None,
-        enqueue_ms=latency.enqueue_ms if latency else None,
-        rms=accuracy.rms,
-        max_abs=accuracy.max_abs,
-        worst_block_rms=accuracy.worst_block_rms,
-        mismatch=accuracy.mismatch,
-        unwritten=accuracy.unwritten,
-        repeatable=accuracy.repeatable,
-        kernel_hash=None,
-        duration_s=record.duration_s,
-        metrics=record.metrics or None,
-        code_hash=None if record.loaded is None else record.loaded.code,
-        packages_hash=None if record.loaded is None else record.loaded.packages,
-    )
+    with open_store("sqlite://", create=True) as store:
+        ingest(store, enumerate(records, 1), name)
+        with store.read() as session:
+            return by_series_and_time(points_where(session))
 
 
 def by_series(points: Sequence[PointRow]) -> dict[tuple[str, ...], list[PointRow]]:

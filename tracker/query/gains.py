@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import ClassVar
 
 from groupbench.tracker.facts.identity import SHOWN
 from groupbench.tracker.query.rows import PointRow, SeriesRow
+from groupbench.tracker.query.tables import FlatRow, of_part
 
 
 @dataclass(frozen=True)
-class Gain:
+class Gain(FlatRow):
     """A problem's possible gain with the fastest backend."""
 
     point: PointRow
@@ -21,22 +22,20 @@ class Gain:
     time_share: float  # fraction of the listed problems' total time
     us: float | None = None  # time saved per step of the traffic; None without one
 
-    @classmethod
-    def columns(cls) -> tuple[str, ...]:
-        return (*SHOWN, "latency_ms", "floor_ms", "sol_gap", "time_share", "gain_ms", "gain_share", "gain_us")
+    COLUMNS: ClassVar[Mapping[str, str]] = {
+        **of_part("point.series", SHOWN),
+        "latency_ms": "point.median_ms",
+        "floor_ms": "floor_ms",
+        "sol_gap": "gap",
+        "time_share": "time_share",
+        "gain_ms": "gain_ms",
+        "gain_share": "share",
+        "gain_us": "us",
+    }
 
-    def flat(self) -> dict[str, Any]:
-        named = {name: getattr(self.point.series, name) for name in SHOWN}
-        latency = self.point.median_ms or 0.0
-        return named | {
-            "latency_ms": latency,
-            "floor_ms": latency - self.gain_ms,
-            "sol_gap": self.gap,
-            "time_share": self.time_share,
-            "gain_ms": self.gain_ms,
-            "gain_share": self.share,
-            "gain_us": self.us,
-        }
+    @property
+    def floor_ms(self) -> float:
+        return (self.point.median_ms or 0.0) - self.gain_ms
 
 
 CANARY = "canary"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
+from fnmatch import translate
 from typing import Any
 
 from sqlalchemy import ColumnElement, func, or_
@@ -26,36 +27,10 @@ def starts(column: Any, text: str) -> ColumnElement[bool]:
 
 
 def any_pattern(patterns: Iterable[str]) -> Callable[[str], bool]:
-    """Return a function to match a text against any pattern."""
-    exact = set(patterns)
-    wild = [_Wildcards(pattern) for pattern in exact if "*" in pattern or "?" in pattern]
-    return lambda text: text in exact or any(each.fit(text) for each in wild)
+    """Return a test like `matches` for Python strings: whether a text is one of the patterns or fits one.
 
-
-class _Wildcards:
-    """A pattern with shell wildcards, matched without backtracking.
-
-    For each part between two stars, the first match suffices, because later ones leave less text for the rest. A
-    regular expression would try all combinations, in time exponential in the number of stars.
+    No pattern backtracks: `fnmatch` makes each part between wildcards atomic.
     """
-
-    def __init__(self, pattern: str) -> None:
-        parts = ["".join("." if c == "?" else re.escape(c) for c in part) for part in pattern.split("*")]
-        self._first, *self._rest = (re.compile(part, re.DOTALL) for part in parts)
-        self._last_length = len(pattern.rpartition("*")[2])
-
-    def fit(self, text: str) -> bool:
-        """Return whether the pattern matches a whole text."""
-        if not self._rest:
-            return self._first.fullmatch(text) is not None
-        start = self._first.match(text)
-        if start is None:
-            return False
-        at = start.end()
-        for part in self._rest[:-1]:
-            part_match = part.search(text, at)
-            if part_match is None:
-                return False
-            at = part_match.end()
-        end = len(text) - self._last_length
-        return end >= at and self._rest[-1].match(text, end) is not None
+    exact = set(patterns)
+    wild = [re.compile(translate(pattern.replace("[", "[[]"))) for pattern in exact if "*" in pattern or "?" in pattern]
+    return lambda text: text in exact or any(each.match(text) for each in wild)

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import cached_property
 from operator import attrgetter
-from typing import Any
+from typing import Any, ClassVar
 
 from groupbench.tracker.facts.environment import machine_identity, toolchain_identity
 from groupbench.tracker.facts.identity import PROBLEM, SHOWN, toolchain_of
 from groupbench.tracker.facts.loaded import LoadedDifference
 from groupbench.tracker.facts.metrics import GBPS, TFLOPS, Metric, carried, rate
 from groupbench.tracker.facts.record import BACKFILL, TIMED, UNKNOWN_COMMIT, Environment, Kernel, Loaded, Telemetry
+from groupbench.tracker.query.tables import FlatRow, of_part, of_row
 
 _problem = attrgetter(*PROBLEM)
 
 
 @dataclass(frozen=True)
-class RunRow:
+class RunRow(FlatRow):
     pk: int
     id: str
     commit: str
@@ -29,6 +31,13 @@ class RunRow:
     trigger: str
     plan: str | None
     committed: datetime | None = None  # committer's time
+
+    COLUMNS: ClassVar[Mapping[str, str]] = {
+        "run": "id",
+        **of_row("started"),
+        "commit": "commit_text",
+        **of_row("branch", "subject", "trigger", "plan"),
+    }
 
     @property
     def date(self) -> str:
@@ -94,28 +103,19 @@ class State:
 
 
 @dataclass(frozen=True)
-class RunSummary:
+class RunSummary(FlatRow):
     run: RunRow
     hardware: tuple[str, ...]
     counts: dict[str, int]  # points by status
 
-    @classmethod
-    def columns(cls) -> tuple[str, ...]:
-        return ("run", "started", "commit", "branch", "plan", "trigger", "hardware", "counts", "subject")
-
-    def flat(self) -> dict[str, Any]:
-        run = self.run
-        return {
-            "run": run.id,
-            "started": run.started,
-            "commit": run.commit_text,
-            "branch": run.branch,
-            "plan": run.plan,
-            "trigger": run.trigger,
-            "hardware": list(self.hardware),
-            "counts": self.counts,
-            "subject": run.subject,
-        }
+    COLUMNS: ClassVar[Mapping[str, str]] = {
+        "run": "run.id",
+        "started": "run.started",
+        "commit": "run.commit_text",
+        **of_part("run", ("branch", "plan", "trigger")),
+        **of_row("hardware", "counts"),
+        **of_part("run", ("subject",)),
+    }
 
 
 @dataclass(frozen=True)
@@ -242,16 +242,16 @@ class PointRow:
 _POINT_COLUMNS = {
     "started": "run.started",
     "commit": "run.commit_text",
-    **{name: f"series.{name}" for name in ("operator", "backend", "mode", "shape", "dtype")},
+    **of_part("series", ("operator", "backend", "mode", "shape", "dtype")),
     "latency_ms": "median_ms",
     "spread": "half_spread",
-    **{name: name for name in ("tflops", "gbps", "rms", "max_abs", "worst_block_rms", "mismatch", "unwritten")},
-    **{name: name for name in ("repeatable", "status", "timing", "message", "low_ms", "high_ms")},
-    **{name: name for name in ("prepare_ms", "enqueue_ms", "kernel_hash", "code_hash", "packages_hash")},
+    **of_row("tflops", "gbps", "rms", "max_abs", "worst_block_rms", "mismatch", "unwritten"),
+    **of_row("repeatable", "status", "timing", "message", "low_ms", "high_ms"),
+    **of_row("prepare_ms", "enqueue_ms", "kernel_hash", "code_hash", "packages_hash"),
     "environment": "environment.identity",
-    **{name: f"series.{name}" for name in ("hardware", "host", "protocol", "seed")},
+    **of_part("series", ("hardware", "host", "protocol", "seed")),
     "run": "run.id",
-    **{name: f"run.{name}" for name in ("dirty", "branch", "subject")},
+    **of_part("run", ("dirty", "branch", "subject")),
     "id": "id",
 }
 """The attribute of each column of a point."""
@@ -320,20 +320,8 @@ class HistoryRow:
         return self.point.flat() | relative | changed
 
 
-_SERIES_FACTS = (
-    *SHOWN,
-    *("dims", "flops", "min_bytes"),
-)
-_COMMIT_FACTS = ("branch", "time", "author", "subject", "runs", "dirty_runs", "points", "first", "last")
-_ENVIRONMENT_COUNTS = ("hardware", "first", "last", "runs", "points", "variants")
-_ENVIRONMENT_FACTS = (
-    *("device", "gpu", "gpu_uuid", "driver", "cuda", "power_limit_w", "cpu", "cpu_threads", "os", "host"),
-    *("python", "torch", "triton", "helion", "tritonbench", "settings"),
-)
-
-
 @dataclass(frozen=True)
-class SeriesSummary:
+class SeriesSummary(FlatRow):
     """A series with stored-point counts."""
 
     series: SeriesRow
@@ -342,18 +330,15 @@ class SeriesSummary:
     first: datetime | None  # start of its oldest run
     last: datetime | None
 
-    @classmethod
-    def columns(cls) -> tuple[str, ...]:
-        return ("series", *_SERIES_FACTS, "points", "ok", "first", "last")
-
-    def flat(self) -> dict[str, Any]:
-        facts = {name: getattr(self.series, name) for name in _SERIES_FACTS}
-        counted = {name: getattr(self, name) for name in ("points", "ok", "first", "last")}
-        return {"series": self.series.pk, **facts, **counted}
+    COLUMNS: ClassVar[Mapping[str, str]] = {
+        "series": "series.pk",
+        **of_part("series", (*SHOWN, "dims", "flops", "min_bytes")),
+        **of_row("points", "ok", "first", "last"),
+    }
 
 
 @dataclass(frozen=True)
-class CommitSummary:
+class CommitSummary(FlatRow):
     """A commit with run and point counts."""
 
     hash: str
@@ -368,17 +353,15 @@ class CommitSummary:
     first: datetime | None  # start of its first run
     last: datetime | None
 
-    @classmethod
-    def columns(cls) -> tuple[str, ...]:
-        return ("commit", "parents", *_COMMIT_FACTS)
-
-    def flat(self) -> dict[str, Any]:
-        rest = {name: getattr(self, name) for name in _COMMIT_FACTS}
-        return {"commit": self.hash, "parents": list(self.parents), **rest}
+    COLUMNS: ClassVar[Mapping[str, str]] = {
+        "commit": "hash",
+        "parents": "parents",
+        **of_row("branch", "time", "author", "subject", "runs", "dirty_runs", "points", "first", "last"),
+    }
 
 
 @dataclass(frozen=True)
-class EnvironmentSummary:
+class EnvironmentSummary(FlatRow):
     """The comparable environments under one identity."""
 
     identity: str
@@ -391,11 +374,10 @@ class EnvironmentSummary:
     last: datetime | None
     differs: tuple[str, ...]  # differences from the environment before on this hardware
 
-    @classmethod
-    def columns(cls) -> tuple[str, ...]:
-        return ("environment", *_ENVIRONMENT_COUNTS, *_ENVIRONMENT_FACTS, "differs")
-
-    def flat(self) -> dict[str, Any]:
-        counts = {name: getattr(self, name) for name in _ENVIRONMENT_COUNTS}
-        facts = {name: getattr(self.facts, name) for name in _ENVIRONMENT_FACTS}
-        return {"environment": self.identity, **counts, **facts, "differs": list(self.differs)}
+    COLUMNS: ClassVar[Mapping[str, str]] = {
+        "environment": "identity",
+        **of_row("hardware", "first", "last", "runs", "points", "variants"),
+        **of_part("facts", ("device", "gpu", "gpu_uuid", "driver", "cuda", "power_limit_w", "cpu", "cpu_threads")),
+        **of_part("facts", ("os", "host", "python", "torch", "triton", "helion", "tritonbench", "settings")),
+        "differs": "differs",
+    }

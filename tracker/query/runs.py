@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import fields
 from typing import Any
 
 from sqlalchemy import ColumnElement, Row, Select, and_, case, func, or_, select
 from sqlalchemy.orm import Session
 
 from groupbench.tracker.facts.record import UNKNOWN_COMMIT
-from groupbench.tracker.query.lines import CommitLine
 from groupbench.tracker.query.rows import RunRow, RunSummary
 from groupbench.tracker.store.chunks import chunks
 from groupbench.tracker.store.schema import Commit, Point, Run, Series
 
-_RUNS_AT_ONCE = 10
-"""Number of runs to query at once; the first of them nearly always matches."""
+_RUN_FIELDS = [field.name for field in fields(RunRow)]
 
 
 def not_after(run: RunRow) -> ColumnElement[bool]:
@@ -37,7 +36,7 @@ def run_select() -> Select[Any]:
 
 def run_row(row: Row[Any]) -> RunRow:
     """Convert a `run_select` row to a RunRow."""
-    return RunRow(**{name: getattr(row, name) for name in RunRow.__dataclass_fields__})
+    return RunRow(**{name: getattr(row, name) for name in _RUN_FIELDS})
 
 
 def code_of_runs() -> ColumnElement[int]:
@@ -69,27 +68,3 @@ def summaries_of_runs(session: Session, keys: Sequence[int]) -> list[RunSummary]
             counts[run][status] = counts[run].get(status, 0) + count
             hardware[run].add(model)
     return [RunSummary(rows[key], tuple(sorted(hardware[key])), counts[key]) for key in keys]
-
-
-def previous_of_plan(session: Session, run: RunRow, hardware: Iterable[str], line: CommitLine) -> RunRow | None:
-    """Return the newest earlier run with `run`'s plan, on a line with any shared hardware.
-
-    Returns None without a plan.
-    """
-    if run.plan is None:
-        return None
-    on_it = (  # correlated with one run at a time, since a list of all runs would read every point
-        select(Point.id)
-        .join(Series, Point.series_id == Series.id)
-        .where(Point.run_id == Run.id, Series.hardware.in_(list(hardware)))
-        .correlate(Run)
-    )
-    of_plan = set(session.scalars(select(Run.id).where(Run.plan == run.plan)))
-    candidates = [key for key in line.runs if key in of_plan and key != run.pk]
-    for start in range(0, len(candidates), _RUNS_AT_ONCE):
-        few = candidates[start : start + _RUNS_AT_ONCE]
-        measured = set(session.scalars(select(Run.id).where(Run.id.in_(few), on_it.exists())))
-        for key in few:
-            if key in measured:
-                return run_rows(session, [key])[key]
-    return None

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from collections.abc import Iterable, Mapping, Sequence
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 
 from groupbench.tracker.facts.errors import QueryError
 
@@ -19,6 +20,30 @@ class Flat(Protocol):
     def columns(cls) -> tuple[str, ...]: ...
 
     def flat(self) -> dict[str, Any]: ...
+
+
+class FlatRow:
+    """A row whose columns are attributes of it, or of its parts. Tuples become lists."""
+
+    COLUMNS: ClassVar[Mapping[str, str]]  # attribute by column, such as `series.backend`
+
+    @classmethod
+    def columns(cls) -> tuple[str, ...]:
+        return tuple(cls.COLUMNS)
+
+    def flat(self) -> dict[str, Any]:
+        values = ((name, attrgetter(place)(self)) for name, place in self.COLUMNS.items())
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in values}
+
+
+def of_part(part: str, names: Iterable[str]) -> dict[str, str]:
+    """Return columns of a row that are attributes of one part of it."""
+    return {name: f"{part}.{name}" for name in names}
+
+
+def of_row(*names: str) -> dict[str, str]:
+    """Return columns of a row that are attributes of the same name."""
+    return dict(zip(names, names, strict=True))
 
 
 RowT = TypeVar("RowT", bound=Flat)

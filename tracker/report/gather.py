@@ -79,7 +79,7 @@ def gather(session: Session, judged: Gate, *, limit: int = 200, traffic: Traffic
         gate=judged,
         newest=summaries_of_runs(session, [run.pk])[0],
         runs=runs,
-        labels=run_labels(runs),
+        labels=tuple(map(label_of, runs)),
         points=of_run,
         pages=tuple(operator_pages([*points, *_other_backends(of_run, points)], shown, run, judged.line)),
         coverage=coverage,
@@ -137,10 +137,6 @@ def _other_backends(of_run: Iterable[PointRow], points: Sequence[PointRow]) -> l
     keys = {point.series.pk for point in points}
     problems = {point.series.problem for point in points}
     return [point for point in of_run if point.series.pk not in keys and point.series.problem in problems]
-
-
-def run_labels(runs: Iterable[RunRow]) -> tuple[RunLabel, ...]:
-    return tuple(label_of(run) for run in runs)
 
 
 def operator_pages(

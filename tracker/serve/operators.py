@@ -19,7 +19,7 @@ from groupbench.tracker.report.speed import backends_of, speed_maps
 from groupbench.tracker.serve import queries
 from groupbench.tracker.serve.parameters import BadRequest, NotFound, Parameters
 from groupbench.tracker.serve.runs import find_run
-from groupbench.tracker.serve.site import Page, Paging, Site, run_facts, slice_of
+from groupbench.tracker.serve.site import Page, Paging, Site, slice_of
 from groupbench.tracker.store.schema import Series
 from groupbench.tracker.text.wording import no_such
 
@@ -123,7 +123,7 @@ def _shape(question: _Question, contents: _Contents) -> tuple[dict[str, Any], Ca
     over = [baseline if baseline in each.backends else each.backends[0] for each in maps]
     data: dict[str, Any] = {
         "operator": question.name,
-        "run": None if newest is None else run_facts(newest),
+        "run": None if newest is None else newest.flat(),
         "backends": list(backends),
         "paging": question.paging.data(contents.problems),
         "speeds": [_map_data(each, base) for each, base in zip(maps, over, strict=True)],

@@ -46,7 +46,6 @@ FACETS = (*EXACT, "hardware")
 """Fields of a series that forms offer as filters."""
 
 _TEXT = tuple(getattr(Series, name) for name in SHOWN if name != "seed")
-_SERIES = [getattr(Series, name) for name in SeriesRow.__dataclass_fields__ if name != "pk"]
 _PROBLEM = tuple(getattr(Series, name) for name in PROBLEM)
 _SORT = (*_PROBLEM, Series.backend, Series.id)
 _POINT = table_of(Point).columns

@@ -5,9 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from functools import lru_cache
-from typing import Any
 from urllib.parse import quote
 
 import jinja2
@@ -88,7 +86,7 @@ def _environment() -> jinja2.Environment:
     templates.filters.update(
         ms=wording.milliseconds, percent=percent, signed=signed_change, date=date, commit=wording.commit_text,
         number=number, count=wording.counted, part=lambda text: quote(str(text), safe=""), seconds=seconds,
-        value=value, ratio=wording.ratio, p_value=wording.p_value,
+        value=wording.fact_text, ratio=wording.ratio, p_value=wording.p_value,
     )  # fmt: skip
     templates.globals.update(
         interval=wording.interval,
@@ -118,21 +116,6 @@ def number(value: float | None, digits: int = 3) -> str:
     if value is None:
         return ""
     return f"{value:,}" if isinstance(value, int) else f"{value:.{digits}g}"
-
-
-def value(fact: Any) -> str:
-    """Return any fact as text."""
-    if isinstance(fact, bool):
-        return "yes" if fact else "no"
-    if isinstance(fact, float):
-        return f"{fact:.6g}"
-    if isinstance(fact, datetime):
-        return date(fact) + " UTC"
-    if isinstance(fact, dict):
-        return ", ".join(f"{name}={item}" for name, item in fact.items())
-    if isinstance(fact, list | tuple):
-        return ", ".join(map(str, fact))
-    return "" if fact is None else str(fact)
 
 
 def spark(values: Sequence[float | None], width: int = 110, height: int = 22) -> Markup:

@@ -17,7 +17,7 @@ from groupbench.tracker.query.rows import RunRow, SeriesRow
 from groupbench.tracker.serve import queries
 from groupbench.tracker.serve.answers import Failed, Known, Working
 from groupbench.tracker.serve.parameters import BadRequest, NotFound, Parameters
-from groupbench.tracker.serve.site import Page, Paging, Site, paging_of, run_facts, series_facts, slice_of
+from groupbench.tracker.serve.site import Page, Paging, Site, paging_of, series_facts, slice_of
 from groupbench.tracker.serve.verdict import RunVerdict
 from groupbench.tracker.text.wording import no_such
 
@@ -124,7 +124,7 @@ def newest_run(site: Site, session: Session) -> RunRow | None:
 def run_data(site: Site, session: Session, row: RunRow) -> dict[str, Any]:
     counts = site.counts(session, row)
     statuses = {status: counts.statuses[status] for status in STATUSES if status in counts.statuses}
-    return {**run_facts(row), "hardware": list(counts.hardware), "counts": statuses}
+    return {**row.flat(), "hardware": list(counts.hardware), "counts": statuses}
 
 
 def environment_data(row: Any) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from groupbench.tracker.facts.errors import QueryError
 from groupbench.tracker.facts.identity import PROBLEM, SHOWN
 from groupbench.tracker.facts.metrics import METRICS
 from groupbench.tracker.facts.verdicts import Verdict
+from groupbench.tracker.judge import alerts as stored_alerts
 from groupbench.tracker.query.history import changes
 from groupbench.tracker.query.points import find_point
 from groupbench.tracker.query.rows import HistoryRow, RunRow, SeriesRow
@@ -26,7 +27,7 @@ from groupbench.tracker.serve import queries
 from groupbench.tracker.serve.answers import Known
 from groupbench.tracker.serve.parameters import NotFound, Parameters
 from groupbench.tracker.serve.runs import alert_data, environment_data, newest_run, result_data
-from groupbench.tracker.serve.site import Page, Site, paging_of, run_facts, series_facts, slice_of
+from groupbench.tracker.serve.site import Page, Site, paging_of, series_facts, slice_of
 from groupbench.tracker.store.schema import Series
 from groupbench.tracker.text import repro
 
@@ -83,7 +84,7 @@ def series(site: Site, parameters: Parameters, key: int) -> Page:
     with site.database.read() as session:
         row = queries.one_series(session, key)
         points = queries.newest_points(session, row, last, site.run_rows)
-        alerts = site.alerts_of(session, key)
+        alerts = stored_alerts.find(session, series={key})
         line = site.line_through(session, points[-1].run) if points else None
         on_line = [] if line is None else line.along(points)
         listed = site.every_line(session).along(points)
@@ -193,10 +194,10 @@ def point(site: Site, parameters: Parameters, identifier: str) -> Page:
     data = {
         "point": row.id,
         "series": {**series_facts(row.series), "dims": row.series.dims},
-        "run": {**run_facts(row.run), "command": detail.command, "author": detail.author, "committed": detail.committed,
+        "run": {**row.run.flat(), "command": detail.command, "author": detail.author, "committed": detail.committed,
                 "parents": list(detail.parents)},
         "result": {name: value for name, value in row.flat().items()
-                   if name not in (*series_facts(row.series), *run_facts(row.run), "id", "dirty", "environment")},
+                   if name not in (*series_facts(row.series), *row.run.flat(), "id", "dirty", "environment")},
         "repro": repro.measure(row.series, None if row.run.dirty else row.run.commit, row.environment.facts),
         "first_bad": detail.first_bad,
         "bursts_ms": detail.bursts_ms,

@@ -15,7 +15,6 @@ from sqlalchemy.orm import Session
 
 from groupbench.tracker.facts.errors import TrackerError
 from groupbench.tracker.facts.identity import SHOWN
-from groupbench.tracker.judge import alerts
 from groupbench.tracker.query import filters, lines
 from groupbench.tracker.query.rows import RunRow, SeriesRow
 from groupbench.tracker.query.runs import run_rows
@@ -74,7 +73,6 @@ class Site:
         self.database, self.answers, self.guard, self.writer, self.traffic = database, answers, guard, writer, traffic
         self.name = printable(database.store.name)
         self._lock = threading.Lock()
-        self._facets: tuple[int, dict[str, list[str]]] | None = None
         self._counts: dict[int, _KeptCounts] = {}
         self._counted_to = 0  # the newest point when the counts were last known to be right
         self._lists, self._runs, self._rows = _Kept(_KEPT_LISTS), _Kept(_KEPT_LINES), _Kept(1)
@@ -106,11 +104,7 @@ class Site:
 
     def facets(self, session: Session) -> dict[str, list[str]]:
         """Return `queries.facets`, the form choices, cached."""
-        last = _last_series(session)
-        kept = self._facets
-        if kept is None or kept[0] != last:
-            kept = self._facets = (last, queries.facets(session))
-        return kept[1]
+        return self._lists.get("facets", _last_series(session), lambda: queries.facets(session))
 
     def counts(self, session: Session, run: RunRow) -> queries.RunCounts:
         """Return `queries.count_run`, cached until the run has gained points.
@@ -173,9 +167,6 @@ class Site:
             now = version(session)
         progress = self.answers.ask(("damage",), now, partial(damage_of, self.database.location), patience=DAMAGE_S)
         return progress.value if isinstance(progress, Known) and not progress.stale else None
-
-    def alerts_of(self, session: Session, series: int) -> list[alerts.AlertRow]:
-        return alerts.find(session, series={series})
 
     def close(self) -> None:
         if self.writer is not None:
@@ -290,15 +281,3 @@ def paging_of(parameters: Parameters) -> Paging:
 
 def series_facts(series: SeriesRow) -> dict[str, Any]:
     return {"series": series.pk, **{name: getattr(series, name) for name in SHOWN}}
-
-
-def run_facts(run: RunRow) -> dict[str, Any]:
-    return {
-        "run": run.id,
-        "started": run.started,
-        "commit": run.commit_text,
-        "branch": run.branch,
-        "subject": run.subject,
-        "plan": run.plan,
-        "trigger": run.trigger,
-    }

@@ -29,7 +29,7 @@ from groupbench.tracker.facts.spelling import canonical, canonical_environment
 from groupbench.tracker.store.points import packed_values, plain_values
 
 Numbered = tuple[int, Record]
-"""A line number, counted from 1, and its record."""
+"""A line number, counted from 1, and the record."""
 
 NOT_REACHED = "skipped"
 """The status of cells that a run has not reached. A later result of the same run replaces it."""

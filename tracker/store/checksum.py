@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
+import sqlalchemy as sa
 
 _encoder = msgspec.json.Encoder(order="deterministic")
 
@@ -32,3 +33,21 @@ def _canonical(value: Any) -> Any:
     if isinstance(value, float):
         return int(value) if value.is_integer() else value
     return value
+
+
+def seal(connection: sa.Connection, *names: str) -> None:
+    """Set the checksum of every row of some tables, in a migration."""
+    for table in reflected(connection, *names):
+        rows = connection.execute(sa.select(table)).mappings().all()
+        facts = ({name: value for name, value in row.items() if name not in ("id", "checksum")} for row in rows)
+        sums = [{"key": row["id"], "sum": checksum_of(each)} for row, each in zip(rows, facts, strict=True)]
+        if sums:
+            update = table.update().where(table.c.id == sa.bindparam("key")).values(checksum=sa.bindparam("sum"))
+            connection.execute(update, sums)
+
+
+def reflected(connection: sa.Connection, *names: str) -> list[sa.Table]:
+    """Return tables as they are in the database, whatever the schema has become."""
+    tables = sa.MetaData()
+    tables.reflect(connection, only=names)
+    return [tables.tables[name] for name in names]

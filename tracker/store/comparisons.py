@@ -90,7 +90,7 @@ class Compared:
 
 
 def store(session: Session, series: int, compared: Compared) -> int:
-    """Store a comparison unless it is already stored, and return its key."""
+    """Store a comparison unless it is already stored, and return the key."""
     identity = session.scalar(select(Series.identity).where(Series.id == series))
     facts = {name: getattr(compared, name) for name in _FACTS}
     content = content_of(identity, compared)

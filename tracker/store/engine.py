@@ -194,22 +194,33 @@ def _make_sqlite_file(path: Path) -> None:
 
 
 def _create_tables(engine: Engine) -> None:
-    """Create the HEAD tables in a new SQLite file. A test compares them with the migrations' tables."""
+    """Create the tables of the newest revision, unless another process was first."""
     _set_up_sqlite(engine, new=True)
+    with _locked(engine) as connection:
+        if _revision_of(connection)[0] is None:
+            Base.metadata.create_all(connection, checkfirst=False)
+            connection.exec_driver_sql(
+                "CREATE TABLE alembic_version (version_num VARCHAR(32) NOT NULL, "
+                "CONSTRAINT alembic_version_pkc PRIMARY KEY (version_num))"
+            )
+            connection.execute(text("INSERT INTO alembic_version VALUES (:head)"), {"head": HEAD})
+
+
+@contextmanager
+def _locked(engine: Engine) -> Iterator[Connection]:
+    """Yield the connection of a transaction during which no other process changes the tables."""
     with engine.execution_options(begin="BEGIN IMMEDIATE").begin() as connection:
-        Base.metadata.create_all(connection, checkfirst=False)
-        connection.exec_driver_sql(
-            "CREATE TABLE alembic_version (version_num VARCHAR(32) NOT NULL, "
-            "CONSTRAINT alembic_version_pkc PRIMARY KEY (version_num))"
-        )
-        connection.exec_driver_sql("INSERT INTO alembic_version VALUES (?)", (HEAD,))
+        if engine.dialect.name == "postgresql":
+            connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _LOCK})
+        yield connection
 
 
 def _set_up_sqlite(engine: Engine, *, new: bool) -> None:
-    with engine.connect() as connection, closing(connection.connection.cursor()) as cursor:
-        if new:
-            cursor.execute(f"PRAGMA page_size = {PAGE_BYTES:d}")
-        cursor.execute("PRAGMA journal_mode = WAL")
+    if engine.dialect.name == "sqlite":
+        with engine.connect() as connection, closing(connection.connection.cursor()) as cursor:
+            if new:
+                cursor.execute(f"PRAGMA page_size = {PAGE_BYTES:d}")
+            cursor.execute("PRAGMA journal_mode = WAL")
 
 
 def without_driver(error: ModuleNotFoundError) -> str:
@@ -294,6 +305,7 @@ def _prepared(store: Store, *, create: bool, writable: bool) -> Store:
                 raise StoreError(
                     f"{store.name}: the database has no groupbench tables; `groupbench ingest FILE` creates them"
                 )
+            _create_tables(store.engine)
         elif not re.fullmatch(r"\d{4}", revision, re.ASCII):
             raise DamageError(f"{store.name}: damaged database: {revision!r} is not a revision; {ADVICE}")
         elif revision not in REVISIONS:
@@ -310,7 +322,8 @@ def _prepared(store: Store, *, create: bool, writable: bool) -> Store:
             return store
         elif not writable:
             raise StoreError(f"{store.name}: must be migrated from revision {revision}, but cannot be written")
-        migrate(store.engine, name=store.name)
+        else:
+            migrate(store.engine, name=store.name)
     return store
 
 
@@ -372,26 +385,22 @@ def migrate(engine: Engine, revision: str = "head", *, name: str = "the database
     Raises StoreError and leaves the tables as they were.
     """
     from alembic import command
-    from alembic.util import CommandError
+    from alembic.config import Config
 
-    sqlite = engine.dialect.name == "sqlite"
     before, _ = _revision(engine)
-    if sqlite:
-        _set_up_sqlite(engine, new=before is None)
-    config = alembic_config()
+    _set_up_sqlite(engine, new=False)
+    config = Config()
+    config.set_main_option("script_location", str(Path(__file__).parent / "migrations").replace("%", "%%"))
+    config.set_main_option("path_separator", "os")
     try:
-        with engine.execution_options(begin="BEGIN IMMEDIATE").begin() as connection:
-            if engine.dialect.name == "postgresql":
-                connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _LOCK})
+        with _locked(engine) as connection:
             before, _ = _revision_of(connection)  # another process may have been first
-            if sqlite and before is not None and before != HEAD and engine.url.database:
-                copy_before_migration(Path(engine.url.database), before)
+            if engine.dialect.name == "sqlite" and before != HEAD:
+                copy_before_migration(Path(str(engine.url.database)), str(before))
             config.attributes["connection"] = connection
             command.upgrade(config, revision)
-    except CommandError as error:
-        raise StoreError(f"{name}: migration failed: {error}") from error
     except (SQLAlchemyError, StoreError, ValueError, LookupError, zlib.error) as error:
-        if before is None or "is not migrated" in str(error):
+        if "is not migrated" in str(error):
             raise
         why = cause(error) if isinstance(error, SQLAlchemyError) else error
         raise StoreError(f"{name}: migration from revision {before} failed and was undone: {why}") from error
@@ -406,16 +415,6 @@ def copy_before_migration(path: Path, revision: str) -> Path:
         reason = getattr(error, "strerror", None) or error
         copy = path.with_name(name)
         raise StoreError(f"{path}: is not migrated, because copying it to {copy} failed: {reason}") from error
-
-
-def alembic_config() -> Any:
-    """Return Alembic's configuration, which only locates the migrations."""
-    from alembic.config import Config
-
-    config = Config()
-    config.set_main_option("script_location", str(Path(__file__).parent / "migrations").replace("%", "%%"))
-    config.set_main_option("path_separator", "os")
-    return config
 
 
 def error_of(name: str, error: Exception) -> StoreError:

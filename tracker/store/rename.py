@@ -1,4 +1,4 @@
-"""Rename an operator, a backend or a shape, so that its series continue under the new name."""
+"""Rename an operator, a backend or a shape, so that the series continue under the new name."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def rename_to(session: Session, series: Collection[int], names: Mapping[str, str
 
 
 def _renamed(session: Session, row: Series, names: Mapping[Field, str]) -> Series:
-    """Return a series under its new names, with everything that was about the old ones."""
+    """Return a series under the new names, with everything that was about the old ones."""
     identity = identity_of({name: getattr(row, name) for name in IDENTITY} | dict(names))
     target = session.scalar(select(Series).where(Series.identity == identity))
     if target is None:

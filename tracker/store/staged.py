@@ -35,7 +35,7 @@ _IN_MEMORY = 1 << 26
 """Bytes of checked records kept in memory; more go to a temporary file."""
 
 _Numbered = tuple[int, bytes]
-"""The number of the first line of a part, and its lines."""
+"""The number of the first line of a part, and the lines."""
 
 
 class _Row(msgspec.Struct, frozen=True, array_like=True, gc=False):

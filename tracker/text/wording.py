@@ -148,3 +148,18 @@ def yes_or_no(value: bool | None) -> str:
 def chance(value: float) -> str:
     """Return a probability, never 100 %: errors outside the rates are likelier than the last digit."""
     return "above 99.9 %" if value > 0.999 else f"{100 * value:.1f} %"
+
+
+def fact_text(value: object) -> str:
+    """Return a stored value of any kind for people."""
+    if isinstance(value, bool):
+        return yes_or_no(value)
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    if isinstance(value, datetime):
+        return date(value) + " UTC"
+    if isinstance(value, dict):
+        return ", ".join(f"{name}={item}" for name, item in value.items())
+    if isinstance(value, list | tuple):
+        return ", ".join(map(str, value))
+    return "" if value is None else str(value)

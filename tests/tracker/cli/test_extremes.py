@@ -44,15 +44,6 @@ def test_a_latency_that_is_none_is_refused_by_its_line(
     assert len(held(db)) == 1
 
 
-@pytest.mark.parametrize("field", ["rms", "max_abs", "mismatch"])
-@pytest.mark.parametrize("value", ["NaN", "1e400"])
-def test_an_accuracy_that_is_no_number_is_refused(cli: Cli, make: Any, write: Any, field: str, value: str) -> None:
-    bad = json.loads(encode(make()))
-    bad["accuracy"][field] = "HERE"
-    line = json.dumps(bad).replace('"HERE"', value).encode()
-    assert "line 1: " in cli("ingest", write([line])).stderr
-
-
 @pytest.mark.parametrize("samples", [100_000, *rarely(1_000_000)])
 def test_many_samples(stored: Any, make: Any, db: Any, samples: int) -> None:
     record = make()
@@ -196,14 +187,6 @@ def test_a_zero_without_its_sign_is_the_same_result(cli: Cli, make: Any, write: 
     assert "1 point added" in cli("ingest", file).stdout
     assert len(held(db)) == 1
     assert "1 already known" in cli("ingest", write([json.dumps(line).replace("-0.0", "0.0").encode()])).stdout
-
-
-def test_the_same_file_twice_at_any_distance(cli: Cli, make: Any, write: Any, db: Any) -> None:
-    files = [write([make(night), make(night, backend="b", status="oom")], f"{night}.jsonl") for night in range(3)]
-    assert cli("ingest", *files, *files).exit_code == 0
-    first = held(db)
-    assert "0 points added, 2 already known" in cli("ingest", files[1]).stdout
-    assert held(db) == first
 
 
 def test_a_batch_of_many_series_and_kernels(stored: Any, make: Any, db: Any) -> None:

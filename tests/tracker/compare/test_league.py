@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +13,22 @@ from click.testing import Result
 from hypothesis import given
 from hypothesis import strategies as st
 
+from groupbench.tracker.compare import sides
 from groupbench.tracker.compare.league import LeagueTable, league
-from groupbench.tracker.compare.sides import points_of
 from groupbench.tracker.facts.errors import QueryError
 from groupbench.tracker.facts.record import Record, read
 from groupbench.tracker.query.filters import Filter
+from groupbench.tracker.query.rows import PointRow
 
 from ..conftest import backfilled, build
 
 Cli = Callable[..., Result]
 Make = Callable[..., Record]
 H100 = Path(__file__).parents[2] / "data" / "h100_kernels"
+
+
+def points_of(records: Iterable[Record]) -> list[PointRow]:
+    return sides.points_of(records, "file")
 
 
 def table_of(*records: Record) -> LeagueTable:

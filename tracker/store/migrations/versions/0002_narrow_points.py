@@ -12,23 +12,22 @@ import msgspec
 import sqlalchemy as sa
 from alembic import op
 
+from groupbench.tracker.facts.environment import digest
+
 revision = "0002"
 down_revision = "0001"
-branch_labels = None
-depends_on = None
 
+REFERRED = ("run", "series", "environment")
 _BATCH = 1000
 
 
 def upgrade() -> None:
     op.create_table(
         "kernel_set",
-        sa.Column("id", sa.Integer, nullable=False),
-        sa.Column("content", sa.String, nullable=False),
+        sa.Column("id", sa.Integer, primary_key=True),
+        sa.Column("content", sa.String, nullable=False, unique=True),
         sa.Column("hash", sa.String),
         sa.Column("kernels", sa.JSON, nullable=False),
-        sa.PrimaryKeyConstraint("id", name="pk_kernel_set"),
-        sa.UniqueConstraint("content", name="uq_kernel_set_content"),
     )
     op.drop_index("ix_point_environment_id", "point")
     op.drop_index("ix_point_series_id_run_id", "point")
@@ -38,38 +37,23 @@ def upgrade() -> None:
     op.rename_table("point", "point_0001")
     op.create_table(
         "point",
-        sa.Column("id", sa.Integer, nullable=False),
-        sa.Column("run_id", sa.Integer, nullable=False),
-        sa.Column("series_id", sa.Integer, nullable=False),
-        sa.Column("environment_id", sa.Integer, nullable=False),
-        sa.Column("kernels_id", sa.Integer),
+        sa.Column("id", sa.Integer, primary_key=True),
+        *(sa.Column(f"{name}_id", sa.Integer, sa.ForeignKey(f"{name}.id"), nullable=False) for name in REFERRED),
+        sa.Column("kernels_id", sa.Integer, sa.ForeignKey("kernel_set.id")),
         sa.Column("content", sa.BigInteger, nullable=False),
         sa.Column("status", sa.String, nullable=False),
         sa.Column("timing", sa.String),
         sa.Column("baseline", sa.Boolean, nullable=False),
         sa.Column("repeatable", sa.Boolean),
         sa.Column("median_ms", sa.Double),
-        sa.Column("low_ppm", sa.BigInteger),
-        sa.Column("high_ppm", sa.BigInteger),
-        sa.Column("error_ppm", sa.BigInteger),
-        sa.Column("rms", sa.Double),
-        sa.Column("max_abs", sa.Double),
-        sa.Column("worst_block_rms", sa.Double),
-        sa.Column("mismatch", sa.Double),
-        sa.Column("unwritten", sa.Double),
-        sa.Column("prepare_ms", sa.Double),
-        sa.Column("enqueue_ms", sa.Double),
-        sa.Column("duration_s", sa.Double),
+        *(sa.Column(name, sa.BigInteger) for name in ("low_ppm", "high_ppm", "error_ppm")),
+        *(sa.Column(name, sa.Double) for name in ("rms", "max_abs", "worst_block_rms", "mismatch", "unwritten")),
+        *(sa.Column(name, sa.Double) for name in ("prepare_ms", "enqueue_ms", "duration_s")),
         sa.Column("samples", sa.LargeBinary),
         sa.Column("telemetry", sa.LargeBinary),
         sa.Column("first_bad", sa.JSON),
         sa.Column("message", sa.String),
-        sa.PrimaryKeyConstraint("id", name="pk_point"),
-        sa.UniqueConstraint("series_id", "run_id", name="uq_point_series_id_run_id"),
-        sa.ForeignKeyConstraint(["run_id"], ["run.id"], name="fk_point_run_id_run"),
-        sa.ForeignKeyConstraint(["series_id"], ["series.id"], name="fk_point_series_id_series"),
-        sa.ForeignKeyConstraint(["environment_id"], ["environment.id"], name="fk_point_environment_id_environment"),
-        sa.ForeignKeyConstraint(["kernels_id"], ["kernel_set.id"], name="fk_point_kernels_id_kernel_set"),
+        sa.UniqueConstraint("series_id", "run_id"),
     )
     _copy(op.get_bind())
     op.drop_table("point_0001")
@@ -77,8 +61,6 @@ def upgrade() -> None:
 
 
 def _copy(connection: sa.Connection) -> None:
-    if connection.execute(sa.text("SELECT id FROM point_0001 LIMIT 1")).first() is None:
-        return  # a new database is empty
     tables = sa.MetaData()
     tables.reflect(connection, only=("point_0001", "point", "kernel_set", "environment", "series"))
     old, new = tables.tables["point_0001"], tables.tables["point"]
@@ -93,7 +75,7 @@ def _copy(connection: sa.Connection) -> None:
         for row in batch:
             kernels_id = None
             if row["kernels"]:
-                content = _digest(row["kernels"])
+                content = digest(row["kernels"])
                 if content not in kernel_keys:
                     fields = {"content": content, "hash": row["kernel_hash"], "kernels": row["kernels"]}
                     made = connection.execute(kernels.insert().values(fields)).inserted_primary_key
@@ -153,13 +135,3 @@ def _values(row: dict[str, Any], environment: str, series: str) -> dict[str, Any
         duration_s=row["duration_s"],
     )
     return point_values(result, environment, series)
-
-
-def _digest(value: object) -> str:
-    from groupbench.tracker.facts.environment import digest
-
-    return digest(value)
-
-
-def downgrade() -> None:
-    raise NotImplementedError("open the backup that was made before the migration")

@@ -9,35 +9,21 @@ from alembic import op
 
 revision = "0004"
 down_revision = "0003"
-branch_labels = None
-depends_on = None
 
 FLOOR = 1e-6
 
-alert = sa.table(
-    "alert",
-    *(sa.column(name) for name in ("id", "metric", "before", "after", "effect")),
-)
-
 
 def upgrade() -> None:
-    _move(-FLOOR)
-
-
-def downgrade() -> None:
-    _move(FLOOR)
-
-
-def _move(by: float) -> None:
     connection = op.get_bind()
+    alert = sa.table("alert", *map(sa.column, ("id", "metric", "before", "after", "effect")))
     for row in connection.execute(sa.select(alert).where(alert.c.metric == "accuracy")).all():
-        before, after = (_moved(level, by) for level in (row.before, row.after))
+        before, after = map(_without_floor, (row.before, row.after))
         effect = math.log(after / before) if before and after else None
         connection.execute(
             sa.update(alert).where(alert.c.id == row.id).values(before=before, after=after, effect=effect)
         )
 
 
-def _moved(level: float | None, by: float) -> float | None:
-    """Return a level shifted by a distance, with rounding residue of the floor removed."""
-    return None if level is None else level + by if level + by > 1e-9 * FLOOR else 0.0
+def _without_floor(level: float | None) -> float | None:
+    """Return a level with the floor and the rounding residue removed."""
+    return None if level is None else level - FLOOR if level - FLOOR > 1e-9 * FLOOR else 0.0

@@ -7,8 +7,6 @@ from alembic import op
 
 revision = "0006"
 down_revision = "0005"
-branch_labels = None
-depends_on = None
 
 instant = sa.DateTime(timezone=True)
 
@@ -16,16 +14,11 @@ instant = sa.DateTime(timezone=True)
 def upgrade() -> None:
     op.create_table(
         "pin",
-        sa.Column("id", sa.Integer, nullable=False),
+        sa.Column("id", sa.Integer, primary_key=True),
         sa.Column("name", sa.String, nullable=False),
         sa.Column("commit", sa.String, nullable=False),
         sa.Column("max_slowdown", sa.Double, nullable=False),
         sa.Column("created", instant, nullable=False),
         sa.Column("who", sa.String, nullable=False),
         sa.Column("ended", instant),
-        sa.PrimaryKeyConstraint("id", name="pk_pin"),
     )
-
-
-def downgrade() -> None:
-    op.drop_table("pin")
