@@ -11,9 +11,10 @@ from sqlalchemy.orm import Session
 from groupbench.tracker.facts.metrics import LATENCY
 from groupbench.tracker.judge.alerts import FAILING
 from groupbench.tracker.judge.incidents import NOISE, Change
+from groupbench.tracker.judge.pasts import codes_of
 from groupbench.tracker.judge.verdicts import Judged
 from groupbench.tracker.store.chunks import chunks
-from groupbench.tracker.store.schema import LoadedList, Point
+from groupbench.tracker.store.schema import LoadedList
 
 Place = tuple[int, int, int]
 """Series, and the runs before and after a change."""
@@ -97,10 +98,7 @@ def changed_files(session: Session, places: Sequence[Place]) -> dict[Place, froz
     lists: dict[tuple[int, int], int] = {}
     runs = {run for _, base, head in places for run in (base, head)}
     for run in runs:
-        for chunk in chunks({series for series, base, head in places if run in (base, head)}):
-            query = select(Point.series_id, Point.code_id).where(Point.run_id == run, Point.series_id.in_(chunk))
-            for series, code in session.execute(query.where(Point.code_id.is_not(None))):
-                lists[series, run] = code or 0
+        lists |= codes_of(session, {series for series, base, head in places if run in (base, head)}, run)
     items = {}
     for chunk in chunks(set(lists.values())):
         for key, stored in session.execute(select(LoadedList.id, LoadedList.items).where(LoadedList.id.in_(chunk))):

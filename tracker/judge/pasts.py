@@ -357,6 +357,14 @@ def facts_at(session: Session, places: Iterable[tuple[int, int]]) -> dict[tuple[
     }
 
 
+def codes_of(session: Session, series: Iterable[int], run: int | None = None) -> dict[tuple[int, int], int]:
+    """Return the known keys of the code that some series loaded, by series and run: in one run, or in all."""
+    query = select(Point.series_id, Point.run_id, Point.code_id).where(Point.code_id.is_not(None))
+    query = query if run is None else query.where(Point.run_id == run)
+    rows = (row for chunk in chunks(series) for row in session.execute(query.where(Point.series_id.in_(chunk))))
+    return {(key, at): code or 0 for key, at, code in rows}
+
+
 def authors(session: Session, commits: Iterable[str]) -> dict[str, str | None]:
     """Return the author of each commit, as far as stored."""
     return {

@@ -6,6 +6,7 @@ distributions are computed together, as `predict` would.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,8 +24,8 @@ from groupbench.tracker.stats.predict import (
     Predicted,
 )  # fmt: skip
 from groupbench.tracker.stats.student import quantile
-from groupbench.tracker.stats.thresholds import MAD_SD
-from groupbench.tracker.stats.walk import NIGHTS, TO_SUSPECT, Level, Mark, Walked, walk
+from groupbench.tracker.stats.thresholds import BLIND, MAD_SD
+from groupbench.tracker.stats.walk import NIGHTS, OUT, TO_SUSPECT, Level, Mark, Walked, walk
 
 Floats = NDArray[np.float64]
 
@@ -182,4 +183,5 @@ def _on_one_level(series: Stacked, ask: float) -> OneLevel:
         follow |= (side == side[:, -1:]).all(axis=1) & (nearest > least) & (nearest >= needed)
     high, low = y[:, :-NIGHTS].max(axis=1), y[:, :-NIGHTS].min(axis=1)
     follow |= (y[:, -1] > 2 * high - low) & (distance > least)  # it may be beyond all others
+    follow |= (quantile(OUT, freedom) * deviation > math.log1p(BLIND)) & (distance > least)  # the scatter may hide it
     return OneLevel(~follow, centre, deviation, distance, freedom, y.shape[1] - 1)
