@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Iterable, Sequence
+from functools import cache
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
@@ -103,16 +104,14 @@ def changed_files(session: Session, places: Sequence[Place]) -> dict[Place, froz
     for chunk in chunks(set(lists.values())):
         for key, stored in session.execute(select(LoadedList.id, LoadedList.items).where(LoadedList.id.in_(chunk))):
             items[key] = stored or {}
-    differences: dict[tuple[int, int], frozenset[str]] = {}
-    by_place = {}
-    for series, base, head in places:
-        before, after = lists.get((series, base)), lists.get((series, head))
-        if before is None or after is None:
-            continue
-        if (before, after) not in differences:
-            old, new = items[before], items[after]
-            differences[before, after] = frozenset(
-                file for file in old.keys() | new.keys() if old.get(file) != new.get(file)
-            )
-        by_place[series, base, head] = differences[before, after]
-    return by_place
+
+    @cache  # most places have the same two lists
+    def differences(before: int, after: int) -> frozenset[str]:
+        old, new = items[before], items[after]
+        return frozenset(file for file in old.keys() | new.keys() if old.get(file) != new.get(file))
+
+    return {
+        (series, base, head): differences(lists[series, base], lists[series, head])
+        for series, base, head in places
+        if (series, base) in lists and (series, head) in lists
+    }

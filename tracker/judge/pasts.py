@@ -325,18 +325,10 @@ def turns_wrong(session: Session, line: CommitLine, series: Iterable[int]) -> di
 def facts_at(session: Session, places: Iterable[tuple[int, int]]) -> dict[tuple[int, int], Facts]:
     """Return the facts of the points at (series, run). Points that are not stored are left out."""
     wanted = set(places)
-    query = (
-        select(
-            Point.series_id,
-            Point.run_id,
-            Point.environment_id,
-            KernelSet.hash,
-            KernelSet.kernels,
-            Point.code_hash,
-            Point.packages_hash,
-        )
-        .outerjoin(KernelSet, Point.kernels_id == KernelSet.id)
-        .where(Point.run_id.in_({run for _, run in wanted}))
+    columns = (Point.series_id, Point.run_id, Point.environment_id, KernelSet.hash, KernelSet.kernels)
+    query = select(*columns, Point.code_hash, Point.packages_hash)
+    query = query.outerjoin(KernelSet, Point.kernels_id == KernelSet.id).where(
+        Point.run_id.in_({run for _, run in wanted})
     )
     rows = []
     for chunk in chunks({series for series, _ in wanted}):

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import NormalDist
 from typing import Literal
 
@@ -72,7 +72,6 @@ class Level:
         gradual: No single night shows the change, so the level drifted.
         moved: Place from which it continues nearer to the level below: a part of the change was taken back.
         tag: Key of its alert.
-        effect: Size of the change by the mark that began it.
         after: Place of the newest result certainly before it, if that is not the one before.
         replaced: The reference before, if this is one.
     """
@@ -84,7 +83,6 @@ class Level:
     gradual: bool = False
     moved: int | None = None
     tag: int | None = None
-    effect: float | None = None
     after: int | None = None
     replaced: Level | None = field(default=None, compare=False, repr=False)
     values: list[float] = field(default_factory=list)
@@ -376,7 +374,7 @@ class _Walker:
         effect, newest = mark.effect or 0.0, self.stack[-1].values[-NIGHTS:]
         step = self.nights[-1].value - lower_median(newest) if newest else effect
         gradual = mark.tag is None and step < effect / 2
-        return Level(place, centre + effect, "slower", centre, gradual, tag=mark.tag, effect=mark.effect)
+        return Level(place, centre + effect, "slower", centre, gradual, tag=mark.tag)
 
     def _faster(self, place: int, effect: float, belongs: bool) -> None:
         top = self.stack[-1]
@@ -394,15 +392,13 @@ class _Walker:
         else:
             self._begin(Level(place, known=centre, by="faster", was=self._centre(self.stack[0])), replaces=0)
 
-    def _partly(self, place: int, centre: float | None) -> None:
+    def _partly(self, place: int, centre: float) -> None:
         """Continue the top level nearer to the reference."""
-        old = self.stack[-1]
-        level = Level(old.start, known=centre, by=old.by, was=old.was, gradual=old.gradual, moved=place)
-        level.tag = old.tag
-        while len(self.stack) > 2 and (centre if centre is not None else math.inf) <= self._centre(self.stack[-2]):
-            old = self.stack.pop()
-            level = Level(self.stack[-1].start, known=centre, by=old.by, was=self.stack[-1].was, moved=place)
-            level.tag = self.stack[-1].tag
+        old, by, gradual = self.stack[-1], self.stack[-1].by, self.stack[-1].gradual
+        while len(self.stack) > 2 and centre <= self._centre(self.stack[-2]):
+            by, gradual = self.stack.pop().by, False
+            old = self.stack[-1]
+        level = Level(old.start, known=centre, by=by, was=old.was, gradual=gradual, moved=place, tag=old.tag)
         self._begin(level, replaces=len(self.stack) - 1)
 
     def _end(self, place: int) -> None:
@@ -410,10 +406,7 @@ class _Walker:
         self.left = self.stack.pop()
         self.run, self.far, self.back, self.same, self.inside = 0, 0, place, None, None
         below = self.stack[-1]
-        again = Level(below.start, known=self._centre(below), by=below.by, was=below.was, gradual=below.gradual)
-        again.tag, again.moved, again.replaced = below.tag, below.moved, below.replaced
-        again.values, again.places = below.values, below.places
-        self.stack[-1] = again
+        self.stack[-1] = again = replace(below, known=self._centre(below))
         self.levels[self.levels.index(below)] = again
 
     def _by_nights(self, place: int) -> None:
