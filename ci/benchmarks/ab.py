@@ -28,7 +28,7 @@ import numpy as np
 
 from groupbench.tracker.ab.bench import AbCell, AbSide, Bench, rule_for
 from groupbench.tracker.ab.result import REFRESH_BLOCKS, AbSettings
-from groupbench.tracker.stats.sequential import MAX_BLOCKS, decide_many
+from groupbench.tracker.stats.sequential import MAX_BLOCKS
 
 from . import ab_noise
 
@@ -336,7 +336,7 @@ def resample(timed: list[dict[str, Any]], options: argparse.Namespace) -> tuple[
     drawn = recorded[random.integers(0, len(recorded), (RESAMPLED, -(-blocks // REFRESH_BLOCKS)))]
     if timed[0]["head"]["title"] == LIKE:
         drawn *= random.choice([-1.0, 1.0], (*drawn.shape[:2], 1))
-    verdicts, used = decide_many(drawn.reshape(RESAMPLED, -1)[:, :blocks], rule)
+    verdicts, used = ab_noise.decide_many(drawn.reshape(RESAMPLED, -1)[:, :blocks], rule)
     return float(np.mean(np.abs(verdicts) == 1)), float(np.median(used)) * block_s
 
 
@@ -395,7 +395,7 @@ def simulate(noise: Any, latency: str, effect: float, runs: int, options: argpar
     random = options.rng
     drawn = noise(random, runs, blocks, placement, burst / math.sqrt(bursts)) + effect
     drawn += ab_noise.luck(random, runs, blocks, rule.process_sd, rule.renewed)
-    verdicts, used = decide_many(drawn, rule)
+    verdicts, used = ab_noise.decide_many(drawn, rule)
     return verdicts, used, float(np.median(used)) * block_s
 
 

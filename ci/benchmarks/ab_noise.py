@@ -1,4 +1,4 @@
-"""Simulate the noise of A/A comparisons by block, for studies of the sequential test."""
+"""Simulate the noise of A/A comparisons by block, and decide many at once, for studies of the sequential test."""
 
 from __future__ import annotations
 
@@ -7,6 +7,18 @@ from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
+
+from groupbench.tracker.stats.sequential import (
+    FIRST_SAME,
+    GROSS_BLOCKS,
+    MAX_BLOCKS,
+    Rule,
+    alpha_at,
+    middle,
+    pair_averages,
+    processes_width,
+    rank,
+)
 
 Array = NDArray[np.float64]
 
@@ -71,3 +83,52 @@ def luck(random: np.random.Generator, runs: int, blocks: int, sd: float, renewed
     """Return [runs, blocks] errors of the processes of each block, head minus base."""
     base, head = random.normal(0, sd, (2, runs, -(-blocks // renewed)))
     return (head - base).repeat(renewed, axis=1)[:, :blocks]
+
+
+def decide_many(
+    differences: NDArray[np.float64],  # [runs, n] of comparisons, continuous
+    rule: Rule,
+) -> tuple[NDArray[np.int8], NDArray[np.int64]]:
+    """Apply `decide` after each block of many comparisons, until each stops.
+
+    Returns (1 different and slower, -1 different and faster, 0 same, 2 unknown; blocks used), each [runs]. Equal
+    values in a row of `differences` may be ranked either way, and the resolution is taken as 0.
+    """
+    runs, most = differences.shape
+    verdict = np.full(runs, 2, dtype=np.int8)
+    used = np.full(runs, most, dtype=np.int64)
+    alive = np.arange(runs)
+    for n in range(1, min(most, MAX_BLOCKS) + 1):
+        d = differences[alive, :n]
+        decisions = np.full(len(alive), 2, dtype=np.int8)
+        if n >= FIRST_SAME and (k := rank(n, 2 * rule.beta)):
+            inside = _counted(d, rule.min_effect) >= n * (n + 1) // 2 - k + 1
+            inside &= _counted(d, -rule.min_effect) <= k - 1
+            decisions[inside] = 0
+        if k := rank(n, alpha_at(n, rule.alpha)):
+            slower = _counted(d, rule.floor) <= k - 1
+            faster = _counted(d, -rule.floor) >= n * (n + 1) // 2 - k + 1
+            if luck := processes_width(n, rule):
+                # Only these few need the ends of their interval.
+                for row in np.flatnonzero(slower | faster):
+                    pairs = pair_averages(d[row])
+                    effect = middle(pairs)
+                    slower[row] &= effect - math.hypot(effect - pairs[k - 1], luck) > rule.floor
+                    faster[row] &= effect + math.hypot(pairs[-k] - effect, luck) < -rule.floor
+            decisions[slower], decisions[faster] = 1, -1
+        if n == GROSS_BLOCKS:
+            decisions[d.min(axis=1) > rule.gross] = 1
+            decisions[d.max(axis=1) < -rule.gross] = -1
+        stop = decisions != 2
+        verdict[alive[stop]], used[alive[stop]] = decisions[stop], n
+        alive = alive[~stop]
+        if not len(alive):
+            break
+    return verdict, used
+
+
+def _counted(d: NDArray[np.float64], theta: float) -> NDArray[np.int64]:
+    """Return how many pair averages are <= theta, by row: the rank sum of the values below theta."""
+    shifted = d - theta
+    ranks = np.abs(shifted).argsort(axis=1).argsort(axis=1) + 1
+    return (ranks * (shifted <= 0)).sum(axis=1)

@@ -25,7 +25,7 @@ from groupbench.tracker.facts.verdicts import Verdict
 from groupbench.tracker.judge.evidence import Evidence
 from groupbench.tracker.judge.latency import ask_of, of_history, worth
 from groupbench.tracker.judge.rules import decide
-from groupbench.tracker.stats.screen import Followed, follow
+from groupbench.tracker.stats.screen import Stacked, screen
 from groupbench.tracker.stats.thresholds import FLOOR, least_effect, prior_scatter
 from groupbench.tracker.stats.walk import NIGHTS, OUT, Walked, walk
 
@@ -216,7 +216,10 @@ def speed(options: argparse.Namespace) -> Rows:
         if "stepped" in name:
             y[: m // 33, 95:] += 0.05
         wall, cpu_s = time.perf_counter(), time.process_time()
-        follow([Followed(row, least, max(prior, sd), floor) for row in y], ask_of(m))
+        stack = Stacked(y, *(np.full(m, each) for each in (least, max(prior, sd), floor)))
+        level = screen([stack], ask_of(m))[0]
+        for at in range(m) if level is None else np.flatnonzero(~level.certain).tolist():
+            stack.one(at).walked()
         yield name, f"{time.perf_counter() - wall:.1f}", f"{time.process_time() - cpu_s:.1f}"
 
 

@@ -136,7 +136,7 @@ def gate(
     from groupbench.tracker.store.engine import open_store
     from groupbench.tracker.tools import git
 
-    targets = _targets(outputs)
+    targets, traffic = _targets(outputs), traffic_of(context)
     updated = None
     with open_store(context.obj, create=False) as store, store.write() if update else store.read() as session:
         run = find_run(session, run_id)
@@ -155,7 +155,7 @@ def gate(
             project = this_project(context)
             owner = owners.owner_in(project.folder, project.settings.owner)
             updated = incident_moves.update(session, judged, owner=owner)
-        result = _result(session, judged, strict, updated, traffic_of(context)) if targets else None
+        result = _result(session, judged, strict, updated, traffic) if targets else None
     if why is not None:
         _explain(judged, why)
     else:

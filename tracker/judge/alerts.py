@@ -58,7 +58,8 @@ _AT_RUN = re.compile(r"(: )?run \S+ at \S+$")
 """The end of a reason naming the run, as `incident_moves` writes it."""
 
 _MAX_KEYS = 500
-_LEVELS = ("before", "after", "effect", "low", "high")
+_SAME = ("metric", "cause", "before", "after", "effect", "low", "high", "opened", "ended")
+"""Columns of Alert that AlertRow has too."""
 
 
 @dataclass(frozen=True)
@@ -307,19 +308,15 @@ def _rows(
         AlertRow(
             pk=row.id,
             series=of_series[row.series_id],
-            metric=row.metric,
             incident=of_incident[row.incident_id],
-            cause=row.cause,
             base_run=None if row.base_run_id is None else runs[row.base_run_id],
             run=runs[row.run_id],
             environment=environments.get(environment_of.get((row.series_id, row.run_id), -1)),
-            opened=row.opened,
-            ended=row.ended,
             author=author_of.get(runs[row.run_id].commit),
             compared=None if row.comparison_id is None else compared.get(row.comparison_id),
             named=named(row),
             number=number_of_commits(span(row), between),
-            **{name: getattr(row, name) for name in _LEVELS},
+            **{name: getattr(row, name) for name in _SAME},
         )
         for row in rows
     ]

@@ -88,7 +88,7 @@ class Cases:
                 else:
                     rest.append(case)
         if texts:
-            cases = [replace(case, row=replace(case.row, note=joined(*texts, case.row.note))) for case in cases]
+            cases = [case.showing(note=joined(*texts, case.row.note)) for case in cases]
         return [*cases, *rest]
 
     def _of_latency(self, one: Tonight) -> list[Case]:
@@ -153,7 +153,7 @@ class Cases:
         if case.evidence.excused is None and self.machines.moved_tonight(one):
             case = case.knowing(excused="together")
         if one.gradual and case.evidence.ab is None:
-            case = replace(case, row=replace(case.row, cause="drift"))
+            case = case.showing(cause="drift")
         return self.facts.to_ask(one, case, base)
 
     def _unchanged(self, one: Tonight, evidence: Evidence) -> Case:
@@ -215,7 +215,7 @@ class Cases:
             case = self.facts.with_causes(one, case, before, start)
         cause = "drift" if level.gradual and level.by != "slower" else "undone" if undone else None
         if cause is not None and case.evidence.ab != "worse" and case.row.cause in (None, "code"):
-            case = replace(case, row=replace(case.row, cause=cause))
+            case = case.showing(cause=cause)
         if one.metric is LATENCY and case.evidence.excused is None and level.by == "nights":
             case = case.knowing(excused="together" if self.machines.stepped_together(one, start) else None)
         if alert is not None:
@@ -261,9 +261,7 @@ class Cases:
         )  # fmt: skip
         note = joined(_change_text(one, case), row.note, cause.note)
         same_code = row.span.same_code and cause.word == "infrastructure" and not of_result
-        case = Case(
-            replace(case.evidence, cause=cause.word, same_code=same_code), replace(row, cause=cause.word, note=note)
-        )
+        case = case.knowing(cause=cause.word, same_code=same_code).showing(cause=cause.word, note=note)
         return self._hinted(case) if metric.hint and case.evidence.distance > 0 else case
 
     def _hinted(self, case: Case) -> Case:
@@ -277,15 +275,11 @@ class Cases:
         ab = found_by(compared, 0.0)
         if ab in (None, "undecided") or compared is None:
             askable = base is not None and all(ends) and base.commit != run.commit
-            return Case(
-                replace(case.evidence, ab=ab, asked=askable),
-                replace(row, ab_base=base if askable else None, compared=compared),
-            )
+            case = case.knowing(ab=ab, asked=askable)
+            return case.showing(ab_base=base if askable else None, compared=compared)
         effect = f" {percent(compared.effect)}" if compared.effect is not None else ""
         note = joined(row.note, f"A/B of the latency: {compared.verdict}{effect}")
-        return Case(
-            replace(case.evidence, ab="worse" if ab == "worse" else "same"), replace(row, compared=compared, note=note)
-        )
+        return case.knowing(ab="worse" if ab == "worse" else "same").showing(compared=compared, note=note)
 
 
 def _follows(one: Tonight, case: Case, latency: Tonight) -> bool:

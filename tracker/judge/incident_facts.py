@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Iterable, Sequence
+from functools import cache
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
@@ -11,9 +12,10 @@ from sqlalchemy.orm import Session
 from groupbench.tracker.facts.metrics import LATENCY
 from groupbench.tracker.judge.alerts import FAILING
 from groupbench.tracker.judge.incidents import NOISE, Change
+from groupbench.tracker.judge.pasts import codes_of
 from groupbench.tracker.judge.verdicts import Judged
 from groupbench.tracker.store.chunks import chunks
-from groupbench.tracker.store.schema import LoadedList, Point
+from groupbench.tracker.store.schema import LoadedList
 
 Place = tuple[int, int, int]
 """Series, and the runs before and after a change."""
@@ -97,24 +99,19 @@ def changed_files(session: Session, places: Sequence[Place]) -> dict[Place, froz
     lists: dict[tuple[int, int], int] = {}
     runs = {run for _, base, head in places for run in (base, head)}
     for run in runs:
-        for chunk in chunks({series for series, base, head in places if run in (base, head)}):
-            query = select(Point.series_id, Point.code_id).where(Point.run_id == run, Point.series_id.in_(chunk))
-            for series, code in session.execute(query.where(Point.code_id.is_not(None))):
-                lists[series, run] = code or 0
+        lists |= codes_of(session, {series for series, base, head in places if run in (base, head)}, run)
     items = {}
     for chunk in chunks(set(lists.values())):
         for key, stored in session.execute(select(LoadedList.id, LoadedList.items).where(LoadedList.id.in_(chunk))):
             items[key] = stored or {}
-    differences: dict[tuple[int, int], frozenset[str]] = {}
-    by_place = {}
-    for series, base, head in places:
-        before, after = lists.get((series, base)), lists.get((series, head))
-        if before is None or after is None:
-            continue
-        if (before, after) not in differences:
-            old, new = items[before], items[after]
-            differences[before, after] = frozenset(
-                file for file in old.keys() | new.keys() if old.get(file) != new.get(file)
-            )
-        by_place[series, base, head] = differences[before, after]
-    return by_place
+
+    @cache  # most places have the same two lists
+    def differences(before: int, after: int) -> frozenset[str]:
+        old, new = items[before], items[after]
+        return frozenset(file for file in old.keys() | new.keys() if old.get(file) != new.get(file))
+
+    return {
+        (series, base, head): differences(lists[series, base], lists[series, head])
+        for series, base, head in places
+        if (series, base) in lists and (series, head) in lists
+    }

@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 
 from groupbench.tracker.facts.environment import digest
 from groupbench.tracker.facts.errors import QueryError
-from groupbench.tracker.facts.metrics import LATENCY, METRICS, RMS, of_alert
+from groupbench.tracker.facts.metrics import LATENCY, METRICS, of_alert
 from groupbench.tracker.facts.record import LONGEST_NAME, LONGEST_TEXT
 from groupbench.tracker.facts.verdicts import Verdict
 from groupbench.tracker.judge.alerts import FAILING, ITSELF, OPEN, AlertRow, contains, find
@@ -224,7 +224,11 @@ def _stored(session: Session, row: Judged) -> Alert | None:
 
 
 def _size(row: Judged) -> dict[str, Any]:
-    before, after = levels(row)
+    before, after = (None, None) if row.metric is None else (row.shown.before, row.now)
+    if row.metric is LATENCY and row.change is not None:
+        after = row.shown.now
+    if before is None or after is None:
+        before = after = None
     low, high = (row.effect.low, row.effect.high) if row.what in METRICS else (None, None)
     return {
         "before": before,
@@ -253,25 +257,12 @@ def _alert(session: Session, row: Judged, incident: int, now: datetime) -> Alert
     )
 
 
-def levels(row: Judged) -> tuple[float | None, float | None]:
-    """Return a row's (level before, level after), in the unit of its metric."""
-    if row.what == "latency" and row.effect.before_ms and row.change is not None:
-        return row.effect.before_ms, row.effect.before_ms * (1 + row.change)
-    if row.metric is RMS and row.effect.before_rms is not None and row.point is not None and row.point.rms is not None:
-        return row.effect.before_rms, row.point.rms
-    if row.what in METRICS and row.effect.before is not None and row.now is not None:
-        return row.effect.before, row.now
-    return None, None
-
-
 def accept_improvements(session: Session, gate: Gate, who: str, reason: str | None, now: datetime) -> list[AlertRow]:
     """Accept each improved series' new level, and return the alerts that record it.
 
     The gate judges by these levels from now on and no longer reports the improvements.
     """
-    rows = [
-        row for row in gate.rows if row.verdict is Verdict.IMPROVED and row.point is not None and row.what in METRICS
-    ]
+    rows = [row for row in gate.rows if row.verdict is Verdict.IMPROVED and row.point and row.what in METRICS]
     return _accepted(session, gate, rows, "expected", who, lambda row: reason or Verdict.IMPROVED, now)
 
 
@@ -356,10 +347,7 @@ def acknowledge(
 
     Raises QueryError for an unknown or closed incident.
     """
-    keys = _chosen(session, ids, series, _must_be_open)
-    for key in keys:
-        _move(session, key, "acknowledged", who, reason, now)
-    return find(session, keys=keys)
+    return _moved(session, _chosen(session, ids, series, _must_be_open), "acknowledged", who, reason, now)
 
 
 def note(session: Session, ids: Sequence[int], who: str, text: str, now: datetime) -> list[AlertRow]:
@@ -403,10 +391,7 @@ def expect(
             raise QueryError(f"incident {alert.incident.pk} is a wrong result and cannot be expected; fix the backend")
         _must_be_open(alert)
 
-    keys = _chosen(session, ids, series, check)
-    for key in keys:
-        _move(session, key, "expected", who, reason, now, when, commit)
-    return find(session, keys=keys)
+    return _moved(session, _chosen(session, ids, series, check), "expected", who, reason, now, when, commit)
 
 
 def close(
@@ -434,13 +419,10 @@ def close(
             raise QueryError(f"incident {key} is already closed as {state}; `groupbench incidents --all` lists it")
 
     keys = _chosen(session, ids, series, check)
-    for key in keys:
-        _move(session, key, state, who, reason, now)
-        if state == "fixed":
-            for alert in session.scalars(select(Alert).where(Alert.incident_id == key, Alert.ended.is_(None))):
-                alert.ended = now
-    session.flush()
-    return find(session, keys=keys)
+    if state == "fixed":
+        for alert in session.scalars(select(Alert).where(Alert.incident_id.in_(keys), Alert.ended.is_(None))):
+            alert.ended = now
+    return _moved(session, keys, state, who, reason, now)
 
 
 def _chosen(
@@ -484,16 +466,17 @@ def _until(session: Session, text: str | None, now: datetime, lookup: Lookup) ->
     return None, hash_
 
 
+def _moved(session: Session, keys: Collection[int], *move: Any) -> list[AlertRow]:
+    """Set incidents' states as `_move` does, and return their alerts."""
+    for key in keys:
+        _move(session, key, *move)
+    return find(session, keys=keys)
+
+
 def _move(
-    session: Session,
-    key: int,
-    state: str,
-    who: str,
-    reason: str | None,
-    now: datetime,
-    until_time: datetime | None = None,
-    until_commit: str | None = None,
-) -> None:
+    session: Session, key: int, state: str, who: str, reason: str | None, now: datetime,
+    until_time: datetime | None = None, until_commit: str | None = None,
+) -> None:  # fmt: skip
     """Set an incident's state and store the event. Raises QueryError if a text is too long."""
     filters.refuse_longer("who", who, LONGEST_NAME)
     filters.refuse_longer("reason", reason, LONGEST_TEXT)

@@ -14,6 +14,7 @@ A change one run too early or too late, because of noise, joins the changes of t
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from statistics import median
@@ -156,30 +157,24 @@ def _by_commit(changes: Sequence[Change], quiet: Sequence[frozenset[str]]) -> li
 
 def _by_file(changes: Sequence[Change], quiet: Sequence[frozenset[str]]) -> list[list[Change]]:
     """Return the changes by the file that explains the most, and the fewest series without a change."""
-    still: dict[str, int] = {}
-    for files in quiet:
-        for file in files:
-            still[file] = still.get(file, 0) + 1
+    still = Counter(file for files in quiet for file in files)
     groups: list[list[Change]] = []
     specific: list[bool] = []
     rest = [change for change in changes if change.files]
     unknown = [change for change in changes if not change.files]
     while rest:
-        numbers: dict[str, int] = {}
-        for change in rest:
-            for file in change.files:
-                numbers[file] = numbers.get(file, 0) + 1
-        best = max(sorted(numbers), key=lambda file: numbers[file] ** 1.5 / (numbers[file] + still.get(file, 0)))
+        numbers = Counter(file for change in rest for file in change.files)
+        best = max(sorted(numbers), key=lambda file: numbers[file] ** 1.5 / (numbers[file] + still[file]))
         explained = [change for change in rest if best in change.files]
         rest = [change for change in rest if best not in change.files]
-        share = numbers[best] / (numbers[best] + still.get(best, 0))
+        share = numbers[best] / (numbers[best] + still[best])
         parts = _by_size(explained, lambda each: each.files)
         groups += parts
         specific += [share >= SPECIFIC] * len(parts)
     groups = _merged(groups, specific)
     if not groups:
-        return _by_size(unknown, lambda each: each.kernel) if unknown else []
-    for part in _by_size(unknown, lambda each: each.kernel) if unknown else []:
+        return _by_size(unknown, lambda each: each.kernel)
+    for part in _by_size(unknown, lambda each: each.kernel):
         near = [each for each in groups if _alike(each, part)]
         near[0].extend(part) if near else groups.append(part)
     return groups

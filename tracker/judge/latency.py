@@ -13,14 +13,7 @@ from groupbench.tracker.judge.causes import find_cause, some
 from groupbench.tracker.judge.evidence import Evidence
 from groupbench.tracker.judge.gate_data import GateData
 from groupbench.tracker.judge.machine import Machines
-from groupbench.tracker.judge.parts import (
-    Case,
-    ab_text,
-    found_by,
-    joined,
-    percent,
-    why_undecided,
-)
+from groupbench.tracker.judge.parts import Case, ab_text, found_by, joined, percent, why_undecided
 from groupbench.tracker.judge.rules import AT_ONCE
 from groupbench.tracker.judge.tonight import Tonight
 from groupbench.tracker.judge.toolchain_lines import software_changes
@@ -90,13 +83,8 @@ class LatencyFacts:
                 ("code and toolchain", f"the A/B measured base with another toolchain: {some(changes)}")
                 if changes else (cause.word, cause.note)
             )  # fmt: skip
-            row = replace(
-                row,
-                cause=word,
-                compared=compared,
-                note=joined(ab_text(compared), _apart(row, compared), row.note, text),
-            )
-            return Case(replace(evidence, ab=ab, cause=word), row)
+            note = joined(ab_text(compared), _apart(row, compared), row.note, text)
+            return Case(replace(evidence, ab=ab, cause=word), replace(row, cause=word, compared=compared, note=note))
         opposite = compared is not None and ab in ("worse", "better")
         certain = ab == "better" and (evidence.nights > 0 or evidence.kind == "step")
         if opposite and compared and (certain or compared.head != self.data.run.commit):
@@ -146,12 +134,11 @@ class LatencyFacts:
         if chosen is None:
             return case
         if chosen.state.clean and run.state.clean:
-            return Case(replace(evidence, asked=True), replace(row, ab_base=chosen))
+            return case.knowing(asked=True).showing(ab_base=chosen)
         dirty = next((each for each in (chosen, run) if each.dirty), None)
         if dirty is None:  # an unknown commit, which the note of the row mentions
             return case
-        note = joined(row.note, f"{dirty.state} is a dirty tree, which cannot be measured again")
-        return replace(case, row=replace(row, note=note))
+        return case.showing(note=joined(row.note, f"{dirty.state} is a dirty tree, which cannot be measured again"))
 
     def on_another_machine(self, one: Tonight, evidence: Evidence) -> Case:
         """Return the case for one of a machine's first results, when the series has a history on another."""

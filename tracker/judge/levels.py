@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
@@ -12,18 +12,10 @@ import numpy as np
 from groupbench.tracker.judge.alerts import AlertRow
 from groupbench.tracker.judge.marks import comparison_marks
 from groupbench.tracker.judge.pasts import Past
-from groupbench.tracker.stats.screen import Followed, follow
+from groupbench.tracker.stats.screen import Followed
 from groupbench.tracker.stats.thresholds import FLOOR, least_effect, prior_scatter
 from groupbench.tracker.stats.walk import Mark, Walked
 from groupbench.tracker.store.comparisons import Compared
-
-
-@dataclass(frozen=True)
-class ChangeEvidence:
-    """Evidence for a latency change beyond the results, from comparisons with the past's toolchains."""
-
-    alerts: Sequence[AlertRow] = ()
-    comparisons: Sequence[Compared] = ()
 
 
 @dataclass(frozen=True)
@@ -48,46 +40,42 @@ class StableLevel:
 class Levels:
     """The changes of a series, by the first run on the new level, and its levels."""
 
-    changes: tuple[tuple[int, PastChange], ...] = field(default=())
-    levels: tuple[StableLevel, ...] = field(default=())
+    changes: tuple[tuple[int, PastChange], ...] = ()
+    levels: tuple[StableLevel, ...] = ()
+
+    def __add__(self, other: Levels) -> Levels:
+        return Levels((*self.changes, *other.changes), (*self.levels, *other.levels))
 
 
 def levels_of(
-    pasts: Sequence[Past],
-    timings: Sequence[str],
-    evidence: Sequence[ChangeEvidence],
+    past: Past,
+    timing: str,
+    alerts: Sequence[AlertRow],
+    stored: Sequence[Compared],  # A/Bs by the past's toolchains
     commits: Mapping[int, str],  # clean commit of each run, by key
-) -> list[Levels]:
-    """Return the changes and levels of many series, followed together."""
-    parts = [
-        (at, past.where(past.environment == machine))
-        for at, past in enumerate(pasts)
-        for machine in dict.fromkeys(past.environment.tolist())
-    ]
-    followed = [_followed(past, timings[at], evidence[at], commits) for at, past in parts]
-    by_past: list[list[Levels]] = [[] for _ in pasts]
-    for (at, past), one, walked in zip(parts, followed, follow(followed, 0.0), strict=True):
-        by_past[at].append(_levels(past, one, walked))
-    return [
-        Levels(
-            tuple(change for each in of_series for change in each.changes),
-            tuple(level for each in of_series for level in each.levels),
-        )
-        for of_series in by_past
-    ]
+) -> Levels:
+    """Return the changes and levels of a series' latency, on each machine by itself."""
+    levels = Levels()
+    for machine in dict.fromkeys(past.environment.tolist()):
+        here = past.where(past.environment == machine)
+        followed = _followed(here, timing, alerts, stored, commits)
+        levels += _levels(here, followed, followed.walked())
+    return levels
 
 
-def _followed(past: Past, timing: str, evidence: ChangeEvidence, commits: Mapping[int, str]) -> Followed:
+def _followed(
+    past: Past, timing: str, alerts: Sequence[AlertRow], stored: Sequence[Compared], commits: Mapping[int, str]
+) -> Followed:
     ms = math.exp(float(np.median(past.log)))
     counts = math.log1p(least_effect(timing, ms))
     runs = past.run.tolist()
     marks: dict[int, list[Mark]] = {}
-    for alert in evidence.alerts:
+    for alert in alerts:
         if alert.metric == "latency" and alert.run.pk in runs:
             accepted = alert.state in ("invalid", "expected")
             mark = Mark("reference" if accepted else "slower", None, alert.distance, tag=alert.pk)
             marks.setdefault(runs.index(alert.run.pk), []).append(mark)
-    for place, mark in comparison_marks([commits.get(run) for run in runs], evidence.comparisons, counts):
+    for place, mark in comparison_marks([commits.get(run) for run in runs], stored, counts):
         marks.setdefault(place, []).append(mark)
     return Followed(past.log, counts, prior_scatter(timing, ms), FLOOR[timing], past.error, marks)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from dataclasses import replace
 from statistics import median
 from typing import Literal
 
@@ -94,9 +93,9 @@ class Machines:
                 if slower:
                     cases[point][at] = case.knowing(excused=None)
                 elif same and case.evidence.ab is None:
-                    cases[point][at] = replace(case.knowing(ab="same"), row=replace(case.row, ab_base=None))
+                    cases[point][at] = case.knowing(ab="same").showing(ab_base=None)
                 elif case is not calm:
-                    cases[point][at] = replace(case, row=replace(case.row, ab_base=None))
+                    cases[point][at] = case.showing(ab_base=None)
 
     def moved_tonight(self, one: Tonight) -> bool:
         """Return whether tonight's distance is at most that of all cells of the machine."""

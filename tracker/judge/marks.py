@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 
 from groupbench.tracker.facts.metrics import LATENCY, REPEATABLE, Metric
 from groupbench.tracker.judge.alerts import AlertRow
@@ -38,6 +38,23 @@ def marks_of(data: GateData, past: Past, metric: Metric, counts: float = 0.0) ->
         for place, mark in _of_comparisons(data, past, counts):
             by_place.setdefault(place, []).append(mark)
     return by_place
+
+
+def code_marks(codes: Sequence[Hashable | None]) -> Marks:
+    """Return a mark for each result with the code of an earlier one, after another code. None is unknown."""
+    marks: Marks = {}
+    newest: dict[Hashable, int] = {}  # place of each code's newest result
+    before: dict[Hashable, int] = {}  # the same, before another code
+    current: Hashable | None = None
+    for place, code in enumerate(codes):
+        if code is None:
+            continue
+        if code != current and code in newest:
+            before[code] = newest[code]
+        if code in before:
+            marks[place] = [Mark("code", before[code])]
+        current, newest[code] = code, place
+    return marks
 
 
 def _of_alert(data: GateData, alert: AlertRow, runs: list[int], metric: Metric) -> tuple[int, Mark] | None:

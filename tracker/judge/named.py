@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
@@ -29,7 +29,8 @@ def named_in(
     place = {commit: number for number, commit in enumerate(_commits(session, line))}
     inside = [one for one in stored if _is_of(one, metric, change) and _is_inside(one, span, place)]
     together = [one for one in inside if one.measured == inside[0].measured]
-    return tuple(_named(sorted(together, key=lambda one: -abs(one.effect or 0.0))))
+    together.sort(key=lambda one: -abs(one.effect or 0.0))
+    return tuple(one.named for one in together if one.named is not None)
 
 
 def number_of_commits(span: Span, between: CommitsBetween) -> int | None:
@@ -38,12 +39,6 @@ def number_of_commits(span: Span, between: CommitsBetween) -> int | None:
         return None
     commits = between(span.base.commit, span.head.commit)
     return None if commits is None else len(commits)
-
-
-def _named(rows: Sequence[Compared]) -> Iterator[NamedCommits]:
-    for row in rows:
-        if row.named is not None:
-            yield row.named
 
 
 def _is_of(one: Compared, metric: str | None, change: float | None) -> bool:

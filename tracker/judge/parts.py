@@ -28,12 +28,16 @@ class Case:
         """Return the case with further facts."""
         return replace(self, evidence=replace(self.evidence, **facts))
 
+    def showing(self, **fields: Any) -> Case:
+        """Return the case with other fields of the row."""
+        return replace(self, row=replace(self.row, **fields))
+
     def unless_muted(self, muted: Muted | None) -> Case:
         """Return the case of a series that may be muted: without an A/B, and with the reason."""
         if muted is None:
             return self
-        row = replace(self.row, ab_base=None, note=joined(muted.text, self.row.note))
-        return replace(self.knowing(muted=True, asked=False, score=None), row=row)
+        case = self.knowing(muted=True, asked=False, score=None)
+        return case.showing(ab_base=None, note=joined(muted.text, self.row.note))
 
     def judged(self) -> Judged:
         """Return the row with its verdict."""

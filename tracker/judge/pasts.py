@@ -325,18 +325,10 @@ def turns_wrong(session: Session, line: CommitLine, series: Iterable[int]) -> di
 def facts_at(session: Session, places: Iterable[tuple[int, int]]) -> dict[tuple[int, int], Facts]:
     """Return the facts of the points at (series, run). Points that are not stored are left out."""
     wanted = set(places)
-    query = (
-        select(
-            Point.series_id,
-            Point.run_id,
-            Point.environment_id,
-            KernelSet.hash,
-            KernelSet.kernels,
-            Point.code_hash,
-            Point.packages_hash,
-        )
-        .outerjoin(KernelSet, Point.kernels_id == KernelSet.id)
-        .where(Point.run_id.in_({run for _, run in wanted}))
+    columns = (Point.series_id, Point.run_id, Point.environment_id, KernelSet.hash, KernelSet.kernels)
+    query = select(*columns, Point.code_hash, Point.packages_hash)
+    query = query.outerjoin(KernelSet, Point.kernels_id == KernelSet.id).where(
+        Point.run_id.in_({run for _, run in wanted})
     )
     rows = []
     for chunk in chunks({series for series, _ in wanted}):
@@ -355,6 +347,14 @@ def facts_at(session: Session, places: Iterable[tuple[int, int]]) -> dict[tuple[
         )
         for series, run, environment, hash_, kernels, code, packages in rows
     }
+
+
+def codes_of(session: Session, series: Iterable[int], run: int | None = None) -> dict[tuple[int, int], int]:
+    """Return the known keys of the code that some series loaded, by series and run: in one run, or in all."""
+    query = select(Point.series_id, Point.run_id, Point.code_id).where(Point.code_id.is_not(None))
+    query = query if run is None else query.where(Point.run_id == run)
+    rows = (row for chunk in chunks(series) for row in session.execute(query.where(Point.series_id.in_(chunk))))
+    return {(key, at): code or 0 for key, at, code in rows}
 
 
 def authors(session: Session, commits: Iterable[str]) -> dict[str, str | None]:

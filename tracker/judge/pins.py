@@ -138,42 +138,26 @@ class _Result:
     error: float
 
 
-class _Levels:
-    """The levels of the series of some points at a pinned commit, each in its environment and with its toolchain."""
+def _other_toolchain(results: Sequence[_Result], point: PointRow) -> str | None:
+    """Return how the newest result on a point's machine differs from it in its toolchain, or None without one."""
+    for newest in reversed(results):
+        if newest.environment.machine == point.environment.machine:
+            differences = toolchain_differences(newest.environment.facts, point.environment.facts)
+            return some(differences or named_difference(newest.run, point.run))
+    return None
 
-    def __init__(self, session: Session, pinned: PinRow, points: Sequence[PointRow]) -> None:
-        self._results = _results(session, pinned, points)  # by series, oldest first
-        levels = {point.pk: self._level(point) for point in points}
-        self._levels = {key: level for key, level in levels.items() if level is not None}
 
-    def at(self, point: PointRow) -> _Level | None:
-        """Return the level to compare a point with, or None if its toolchain was not measured at that commit."""
-        return self._levels.get(point.pk)
-
-    def other_toolchain(self, point: PointRow) -> str | None:
-        """Return how the newest result on a point's machine differs from it in its toolchain, or None without one."""
-        for newest in reversed(self._results.get(point.series.pk, ())):
-            if newest.environment.machine == point.environment.machine:
-                differences = toolchain_differences(newest.environment.facts, point.environment.facts)
-                return some(differences or named_difference(newest.run, point.run))
+def _level(results: Sequence[_Result], point: PointRow) -> _Level | None:
+    """Return the level of the results in a point's environment and with its toolchain, or None without one."""
+    alike = [
+        each for each in results
+        if each.environment.identity == point.environment.identity
+        and each.run.toolchain in (point.run.toolchain or "", None)
+    ]  # fmt: skip
+    if not alike:
         return None
-
-    def _level(self, point: PointRow) -> _Level | None:
-        """Return the pinned commit's level of a point's series, in the point's environment and toolchain."""
-        results = [
-            each
-            for each in self._results.get(point.series.pk, ())
-            if each.environment.identity == point.environment.identity
-            and each.run.toolchain in (point.run.toolchain or "", None)
-        ]
-        if not results:
-            return None
-        return _Level(
-            run=results[-1].run,
-            log=float(np.median([each.log for each in results])),
-            error=float(np.median([each.error for each in results])) / math.sqrt(len(results)),
-            n=len(results),
-        )
+    log, error = (float(np.median([getattr(each, name) for each in alike])) for name in ("log", "error"))
+    return _Level(alike[-1].run, log, error / math.sqrt(len(alike)), len(alike))
 
 
 class PinRule:
@@ -182,7 +166,7 @@ class PinRule:
     def __init__(self, data: GateData) -> None:
         self.data = data
         self.pins = find(data.session)
-        self.levels = {each.pk: _Levels(data.session, each, data.points) for each in self.pins}
+        self.results = {each.pk: _results(data.session, each, data.points) for each in self.pins}
 
     def cases(self, point: PointRow, row: Judged) -> list[Case]:
         """Return a case for each pin whose limit a point's latency exceeds or may exceed. `row` is the latency's."""
@@ -198,12 +182,12 @@ class PinRule:
         for each in self.pins:
             if each.commit == self.data.run.commit:
                 continue
-            levels = self.levels[each.pk]
-            lacking = [point for point in timed if levels.at(point) is None]
+            results = [(self.results[each.pk].get(point.series.pk, ()), point) for point in timed]
+            lacking = [pair for pair in results if _level(*pair) is None]
             if not lacking:
                 continue
             line = f"pin {each.name}: {len(lacking):,} series have no result at that commit in this environment"
-            other = [text for text in map(levels.other_toolchain, lacking) if text]
+            other = [text for pair in lacking if (text := _other_toolchain(*pair))]
             if other:
                 number = "all" if len(other) == len(lacking) else f"{len(other):,}"
                 line += (
@@ -215,7 +199,7 @@ class PinRule:
 
     def _case(self, pinned: PinRow, point: PointRow, row: Judged) -> Case | None:
         """Return a case if a point is slower than one pin allows: by an A/B of the two, else by their levels."""
-        before = self.levels[pinned.pk].at(point)
+        before = _level(self.results[pinned.pk].get(point.series.pk, ()), point)
         if before is None or point.run.state.commit == pinned.commit:
             return None
         past = self.data.pasts.latency(point.series.pk)

@@ -51,14 +51,9 @@ def _wrong(data: GateData, point: PointRow) -> Case:
 
 def _with_alert(data: GateData, row: Judged) -> Judged:
     """Return the row of a wrong result with its alert: the newest one that began at the same time."""
-    of_result = [
-        each for each in data.alerts.get(row.series.pk, ()) if each.metric == "result" and row.span is not None
-    ]
-    same = [
-        each
-        for each in of_result
-        if row.span is not None and each.span.overlaps(row.span) and each.state in alerts.OPEN
-    ]
+    assert row.span is not None
+    of_result = [each for each in data.alerts.get(row.series.pk, ()) if each.metric == "result"]
+    same = [each for each in of_result if each.span.overlaps(row.span) and each.state in alerts.OPEN]
     if not same:
         return row
     return replace(row, alert=same[-1], note=joined(row.note, data.alert_text(same[-1])))

@@ -15,8 +15,8 @@ from groupbench.tracker.facts.metrics import LATENCY, REPEATABLE, RMS, Metric
 from groupbench.tracker.judge.alerts import AlertRow
 from groupbench.tracker.judge.evidence import OLD
 from groupbench.tracker.judge.gate_data import GateData
-from groupbench.tracker.judge.marks import Marks, marks_of
-from groupbench.tracker.judge.pasts import Past
+from groupbench.tracker.judge.marks import Marks, code_marks, marks_of
+from groupbench.tracker.judge.pasts import Past, codes_of
 from groupbench.tracker.judge.spans import Span
 from groupbench.tracker.query.rows import PointRow, RunRow
 from groupbench.tracker.stats.exact import walk_exact
@@ -116,6 +116,18 @@ class Tonight:
         if len(top.places) <= FIRST or len(newest) < NIGHTS:
             return False
         return abs(self.value - lower_median(newest)) < abs(self.walked.distance) / 2
+
+    def knowing(self, codes: Mapping[tuple[int, int], int]) -> Tonight:
+        """Return the level with the code that was loaded, by series and run: one that is back ends a change."""
+        pairs = zip(self.own.run.tolist(), self.own.toolchain.tolist(), strict=True)
+        loaded = [(codes.get((self.point.series.pk, run)), toolchain) for run, toolchain in pairs]
+        marks = code_marks([None if code is None else (code, toolchain) for code, toolchain in loaded])
+        if not marks:
+            return self
+        known = self.followed.marks
+        every = {place: [*known.get(place, ()), *marks.get(place, ())] for place in known.keys() | marks.keys()}
+        followed = replace(self.followed, marks=every)
+        return replace(self, followed=followed, walked=followed.walked())
 
     @property
     def left(self) -> float | None:
@@ -233,6 +245,9 @@ class Latencies:
     def __init__(self, data: GateData, ask: float) -> None:
         self.groups = _screened(_with_priors(list(_latencies(data))), ask)
         self.eventful = {one.point.pk: one for group in self.groups for one in group.eventful}
+        stepped = [one for one in self.eventful.values() if one.steps]
+        codes = codes_of(data.session, {one.point.series.pk for one in stepped})
+        self.eventful |= {one.point.pk: one.knowing(codes) for one in stepped}
         self.calm = {group.points[at].pk: (group, at) for group in self.groups for at in group.calm}
 
     def get(self, point: int) -> Tonight | None:

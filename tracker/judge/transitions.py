@@ -101,14 +101,12 @@ def _transition(
     before, after = data.facts_of(point, Span(base, head))
     if before is None or before.environment is None or after.environment is None:
         return None
-    old, new = before.environment, after.environment
-    changed = toolchain_differences(old, new)
+    old, changed = before.environment, toolchain_differences(before.environment, after.environment)
     if not changed:
         return None
-    same_code = head.state.same_code(base.state)
     effect, low, high = effects
     return Transition(
-        base, head, changed, not same_code, math.expm1(effect), relative(low), relative(high),
+        base, head, changed, not head.state.same_code(base.state), math.expm1(effect), relative(low), relative(high),
         old, point.environment.facts,
     )  # fmt: skip
 
@@ -155,20 +153,15 @@ def with_parts(data: GateData, case: Case, before: Sequence[int], after: Sequenc
         parts_found = " and ".join(sorted(different))
         ab: AB = "worse" if (compared.effect or 0.0) > 0 else "better"
         if (ab == "worse") != (evidence.distance > 0):
-            return Case(
-                replace(evidence, ab="undecided"), replace(row, compared=compared, note=joined(CONTRADICT, note))
-            )
-        return Case(
-            replace(evidence, ab=ab, cause=parts_found), replace(row, cause=parts_found, compared=compared, note=note)
-        )
+            return case.knowing(ab="undecided").showing(compared=compared, note=joined(CONTRADICT, note))
+        return case.knowing(ab=ab, cause=parts_found).showing(cause=parts_found, compared=compared, note=note)
     cause = Cause("toolchain", transition.text)
     if transition.code_changed:
         cause = Cause("code and toolchain", f"{transition.text}, and the code changed")
     if not undecided:
         sides = "both toolchains" if len(same) == 1 else "toolchains and commits"
         note = joined(f"A/B of {sides}: no difference", changed)
-        compared = _sum(same.values())
-        return Case(replace(evidence, ab="same"), replace(row, cause=cause.word, compared=compared, note=note))
+        return case.knowing(ab="same").showing(cause=cause.word, compared=_sum(same.values()), note=note)
     one = next((one for one in undecided.values() if one is not None), None)
     if same and list(undecided) == ["toolchain"]:
         cause = Cause("toolchain", f"{transition.text}; A/B of the commits: no difference")
@@ -177,10 +170,8 @@ def with_parts(data: GateData, case: Case, before: Sequence[int], after: Sequenc
     note = joined(None if one is None else why_undecided(one), row.note, cause.note)
     if not transition.replaceable:
         note = joined(note, ACCEPT)
-    unknown_ab: AB | None = None if one is None else "undecided"
-    return Case(
-        replace(evidence, ab=unknown_ab, cause=cause.word), replace(row, cause=cause.word, compared=one, note=note)
-    )
+    case = case.knowing(ab=None if one is None else "undecided", cause=cause.word)
+    return case.showing(cause=cause.word, compared=one, note=note)
 
 
 CONTRADICT = "history and A/B contradict each other"
@@ -197,9 +188,8 @@ def _sum(comparisons_made: Iterable[Compared]) -> Compared:
         return each[0]
 
     def total(name: str) -> float | None:
-        values: list[float | None] = [getattr(one, name) for one in each]
-        known_values = [value for value in values if value is not None]
-        return math.fsum(known_values) if len(known_values) == len(values) else None
+        values = [getattr(one, name) for one in each]
+        return None if None in values else math.fsum(values)
 
     effect, low, high = total("effect"), total("low"), total("high")
     details = {**each[0].details, "unchecked": merged([one.unchecked for one in each])}

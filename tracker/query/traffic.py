@@ -100,10 +100,6 @@ def load(project: Project) -> Traffic:
     entries = {name: _entry(name, value) for name, value in settings.calls.items()}
     if settings.file is not None:
         entries |= _of_file(project, settings.file)
-    for name, entry in entries.items():
-        if not 0 <= entry.calls < math.inf:
-            what = "negative" if entry.calls < 0 else "not finite"
-            raise ProjectError(f"[traffic]: {name}: {entry.calls:g} calls: the number of calls is {what}")
     try:
         traces = {entry.trace: read(project.folder / entry.trace) for entry in entries.values() if entry.trace}
     except ValueError as error:
@@ -113,7 +109,9 @@ def load(project: Project) -> Traffic:
 
 def _entry(name: str, value: Any) -> Calls:
     try:
-        return msgspec.convert(value if isinstance(value, dict) else {"calls": value}, Calls)
+        return _counted(
+            msgspec.convert(value if isinstance(value, dict) else {"calls": value}, Calls), f"[traffic]: {name}"
+        )
     except msgspec.ValidationError as error:
         wanted = "expected a number, or a table with calls and perhaps layer and trace"
         raise ProjectError(f"[traffic]: {name}: {wanted}: {error}") from error
@@ -134,12 +132,22 @@ def _of_file(project: Project, name: str) -> dict[str, Calls]:
         raise ProjectError(f"{path}: not a CSV file: {error}") from error
 
 
-def _calls(row: Mapping[str, str | None], place: str) -> Calls:
+def _calls(row: Mapping[str | None, Any], place: str) -> Calls:
     """Return a line of the file. Raises ProjectError."""
+    if None in row:
+        raise ProjectError(f"{place} has too many fields; quote a shape with commas")
     try:
-        return Calls(float(row["calls"] or ""), row.get("layer") or None)
+        return _counted(Calls(float(row["calls"] or ""), row.get("layer") or None), place)
     except ValueError:
         raise ProjectError(f"{place}: calls is {row['calls'] or ''!r}, not a number") from None
+
+
+def _counted(entry: Calls, place: str) -> Calls:
+    """Return an entry with a number of calls that is possible. Raises ProjectError."""
+    if not 0 <= entry.calls < math.inf:
+        what = "negative" if entry.calls < 0 else "not finite"
+        raise ProjectError(f"{place}: {entry.calls:g} calls: the number of calls is {what}")
+    return entry
 
 
 def _problem(series: SeriesRow) -> str:

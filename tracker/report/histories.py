@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 from groupbench.tracker.facts.environment import environment_differences, machine_differences, toolchain_differences
 from groupbench.tracker.facts.metrics import carried
 from groupbench.tracker.judge.alerts import OPEN, AlertRow
-from groupbench.tracker.judge.levels import ChangeEvidence, Levels, PastChange, levels_of
+from groupbench.tracker.judge.levels import Levels, PastChange, levels_of
 from groupbench.tracker.judge.pasts import Past, Pasts
 from groupbench.tracker.judge.verdicts import Judged
 from groupbench.tracker.query.lines import CommitLine
@@ -72,7 +72,7 @@ def histories(points: Sequence[PointRow], where: Mapping[int, int], context: His
     for key, group in groupby(points, key=lambda point: point.series.pk):
         series_points = list(group)
         at = [where[point.run.pk] for point in series_points]
-        levels = context.levels.get(key, Levels((), ()))
+        levels = context.levels.get(key, Levels())
         lines = lines_of(series_points)
         toolchains = names_of(series_points, lines)
         marks = _environment_marks(series_points, at, lines)
@@ -160,21 +160,15 @@ def _read_levels(
     if not timed:
         return {}
     pasts = Pasts(session, CommitLine(tuple(run.pk for run in reversed(runs))), list(timed), len(runs))
-    stretches = list(_stretches(pasts, [point for point in points if point.series.pk in timed], runs))
+    commits = {run.pk: run.commit for run in runs if not run.dirty}
     compared = comparisons.of_series(session, list(timed))
-    levels = levels_of(
-        stretches,
-        [timed[past.series].timing or "gpu" for past in stretches],
-        [
-            ChangeEvidence(
-                alerts.get(past.series, ()),
-                _on_its_line(compared.get(past.series, ()), pasts, past),
-            )
-            for past in stretches
-        ],
-        {run.pk: run.commit for run in runs if not run.dirty},
-    )
-    return _joined(stretches, levels)
+    by_series: dict[int, Levels] = {}
+    for past in _stretches(pasts, [point for point in points if point.series.pk in timed], runs):
+        key = past.series
+        stored = _on_its_line(compared.get(key, ()), pasts, past)
+        levels = levels_of(past, timed[key].timing or "gpu", alerts.get(key, ()), stored, commits)
+        by_series[key] = by_series.get(key, Levels()) + levels
+    return by_series
 
 
 def _stretches(pasts: Pasts, points: Sequence[PointRow], runs: Sequence[RunRow]) -> Iterator[Past]:
@@ -183,15 +177,6 @@ def _stretches(pasts: Pasts, points: Sequence[PointRow], runs: Sequence[RunRow])
     for key, group in groupby(points, key=lambda point: point.series.pk):
         for past in _pasts_by_line(pasts, key, list(group)):
             yield past.where(np.isin(past.run, shown))
-
-
-def _joined(pasts: Sequence[Past], levels: Sequence[Levels]) -> dict[int, Levels]:
-    """Return all lines' levels together, by series key."""
-    by_series: dict[int, Levels] = {}
-    for key, each in zip((past.series for past in pasts), levels, strict=True):
-        others = by_series.get(key, Levels((), ()))
-        by_series[key] = Levels((*others.changes, *each.changes), (*others.levels, *each.levels))
-    return by_series
 
 
 def _on_its_line(compared: Sequence[Compared], pasts: Pasts, past: Past) -> Sequence[Compared]:

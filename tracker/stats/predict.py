@@ -108,12 +108,6 @@ def lower_median(values: Sequence[float]) -> float:
     return sorted(values)[(len(values) - 1) // 2]
 
 
-def mad(values: Sequence[float]) -> float:
-    """Return a robust standard deviation from the median absolute deviation."""
-    middle = lower_median(values)
-    return MAD_SD * sorted(abs(value - middle) for value in values)[len(values) // 2]
-
-
 def predict(
     kept: Sequence[float],  # results of the level, oldest first, without the newest
     others: Sequence[float],  # deviations of earlier results from their own levels, oldest first

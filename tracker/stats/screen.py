@@ -6,7 +6,7 @@ distributions are computed together, as `predict` would.
 
 from __future__ import annotations
 
-from collections import defaultdict
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -23,8 +23,8 @@ from groupbench.tracker.stats.predict import (
     Predicted,
 )  # fmt: skip
 from groupbench.tracker.stats.student import quantile
-from groupbench.tracker.stats.thresholds import MAD_SD
-from groupbench.tracker.stats.walk import NIGHTS, TO_SUSPECT, Level, Mark, Walked, walk
+from groupbench.tracker.stats.thresholds import BLIND, MAD_SD
+from groupbench.tracker.stats.walk import NIGHTS, OUT, TO_SUSPECT, Level, Mark, Walked, walk
 
 Floats = NDArray[np.float64]
 
@@ -113,29 +113,6 @@ class OneLevel:
         return Walked((level,), (level,), predicted, predicted, float(self.distance[at]), results=self.results)
 
 
-def follow(series: Sequence[Followed], ask: float) -> list[Walked]:
-    """Return where each series is tonight.
-
-    Args:
-        series: The series.
-        ask: Chance of tonight's result below which a series is worth an A/B.
-    """
-    by_length: dict[int, list[int]] = defaultdict(list)
-    for at, one in enumerate(series):
-        by_length[len(one.y)].append(at)
-    stacks = []
-    for places in by_length.values():
-        alike = [series[at] for at in places]
-        arrays = (np.array([getattr(one, name) for one in alike]) for name in ("y", "least", "prior", "floor"))
-        stacks.append(Stacked(*arrays))
-    walked: dict[int, Walked] = {}
-    for places, level in zip(by_length.values(), screen(stacks, ask), strict=True):
-        for place, at in enumerate(places):
-            calm = level is not None and level.certain[place] and not series[at].marks
-            walked[at] = level.walked(place) if calm and level is not None else series[at].walked()
-    return [walked[at] for at in range(len(series))]
-
-
 def screen(stacks: Sequence[Stacked], ask: float) -> list[OneLevel | None]:
     """Return the series that are certainly on one level, for each stack; None if all must be followed.
 
@@ -148,7 +125,7 @@ def screen(stacks: Sequence[Stacked], ask: float) -> list[OneLevel | None]:
 
 
 def scatter(values: Floats) -> Floats:
-    """Return each row's robust standard deviation, as `predict.mad` does."""
+    """Return each row's robust standard deviation, as `predict` does."""
     n = values.shape[1]
     middle = np.sort(values, axis=1)[:, (n - 1) // 2]
     return MAD_SD * np.sort(np.abs(values - middle[:, None]), axis=1)[:, n // 2]
@@ -182,4 +159,5 @@ def _on_one_level(series: Stacked, ask: float) -> OneLevel:
         follow |= (side == side[:, -1:]).all(axis=1) & (nearest > least) & (nearest >= needed)
     high, low = y[:, :-NIGHTS].max(axis=1), y[:, :-NIGHTS].min(axis=1)
     follow |= (y[:, -1] > 2 * high - low) & (distance > least)  # it may be beyond all others
+    follow |= (quantile(OUT, freedom) * deviation > math.log1p(BLIND)) & (distance > least)  # the scatter may hide it
     return OneLevel(~follow, centre, deviation, distance, freedom, y.shape[1] - 1)

@@ -26,7 +26,6 @@ quadrature by the possible offset of that many processes.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from statistics import NormalDist
@@ -34,8 +33,6 @@ from typing import Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-
-from groupbench.tracker.stats.thresholds import MAD_SD, mad
 
 BlockVerdict = Literal["same", "different", "continue"]
 
@@ -105,11 +102,11 @@ def decide(differences: ArrayLike, rule: Rule) -> Decision:
         raise ValueError("a block's difference is not finite")
     if n == 0:
         return Decision("continue", math.nan, -math.inf, math.inf, 0)
-    pairs = _pair_averages(d)
-    effect = _median(pairs)
+    pairs = pair_averages(d)
+    effect = middle(pairs)
     if _is_gross(d, rule):
         return Decision("different", effect, *_widened(effect, float(d.min()), float(d.max()), rule), n)
-    wide = _interval(pairs, effect, n, _alpha_at(n, rule.alpha), rule)
+    wide = _interval(pairs, effect, n, alpha_at(n, rule.alpha), rule)
     luck = processes_width(n, rule)
     wide = (effect - math.hypot(effect - wide[0], luck), effect + math.hypot(wide[1] - effect, luck))
     if wide[0] > rule.floor or wide[1] < -rule.floor:
@@ -130,51 +127,9 @@ def processes_width(n: int, rule: Rule) -> float:
 def estimate(differences: ArrayLike, confidence: float = 0.95, resolution: float = 0.0) -> tuple[float, float, float]:
     """Return (effect, low, high) of blocks [n >= 1] for a single look; the ends are infinite if n is too small."""
     d = np.asarray(differences, dtype=np.float64).reshape(-1)
-    pairs = _pair_averages(d)
-    effect = _median(pairs)
+    pairs = pair_averages(d)
+    effect = middle(pairs)
     return effect, *_interval(pairs, effect, len(d), 1 - confidence, Rule(resolution=resolution))
-
-
-def decide_many(
-    differences: NDArray[np.float64],  # [runs, n] of comparisons, continuous
-    rule: Rule,
-) -> tuple[NDArray[np.int8], NDArray[np.int64]]:
-    """Apply `decide` after each block of many comparisons, until each stops.
-
-    Returns (1 different and slower, -1 different and faster, 0 same, 2 unknown; blocks used), each [runs]. For studies
-    only: equal values in a row of `differences` may be ranked either way, and the resolution is taken as 0.
-    """
-    runs, most = differences.shape
-    verdict = np.full(runs, 2, dtype=np.int8)
-    used = np.full(runs, most, dtype=np.int64)
-    alive = np.arange(runs)
-    for n in range(1, min(most, MAX_BLOCKS) + 1):
-        d = differences[alive, :n]
-        decisions = np.full(len(alive), 2, dtype=np.int8)
-        if n >= FIRST_SAME and (k := _rank(n, 2 * rule.beta)):
-            inside = _counted(d, rule.min_effect) >= n * (n + 1) // 2 - k + 1
-            inside &= _counted(d, -rule.min_effect) <= k - 1
-            decisions[inside] = 0
-        if k := _rank(n, _alpha_at(n, rule.alpha)):
-            slower = _counted(d, rule.floor) <= k - 1
-            faster = _counted(d, -rule.floor) >= n * (n + 1) // 2 - k + 1
-            if luck := processes_width(n, rule):
-                # Only these few need the ends of their interval.
-                for row in np.flatnonzero(slower | faster):
-                    pairs = _pair_averages(d[row])
-                    effect = _median(pairs)
-                    slower[row] &= effect - math.hypot(effect - pairs[k - 1], luck) > rule.floor
-                    faster[row] &= effect + math.hypot(pairs[-k] - effect, luck) < -rule.floor
-            decisions[slower], decisions[faster] = 1, -1
-        if n == GROSS_BLOCKS:
-            decisions[d.min(axis=1) > rule.gross] = 1
-            decisions[d.max(axis=1) < -rule.gross] = -1
-        stop = decisions != 2
-        verdict[alive[stop]], used[alive[stop]] = decisions[stop], n
-        alive = alive[~stop]
-        if not len(alive):
-            break
-    return verdict, used
 
 
 def bursts_per_block(placement_sd: float, burst_sd: float, reload_s: float, burst_s: float) -> int:
@@ -191,27 +146,11 @@ def bursts_per_block(placement_sd: float, burst_sd: float, reload_s: float, burs
     return max(1, min(8, round(burst_sd / placement_sd * math.sqrt(reload_s / (2 * burst_s)))))
 
 
-def components(bursts: Sequence[Sequence[float]]) -> tuple[float, float]:
-    """Return (sd between blocks, sd of a burst) of one side's log medians, given by block and burst.
-
-    A one-way analysis of variance with robust scales (1.4826 MAD). The former is 0 if bursts explain everything, the
-    latter NaN if no block has two bursts.
-    """
-    means = np.array([np.mean(block) for block in bursts])
-    within = np.concatenate([np.asarray(block) - np.mean(block) for block in bursts])
-    most = max(len(block) for block in bursts)
-    total = mad(means, corrected=False)
-    if most < 2:
-        return total, math.nan
-    burst = MAD_SD * float(np.median(np.abs(within))) * math.sqrt(most / (most - 1))
-    return math.sqrt(max(0.0, total**2 - burst**2 / most)), burst
-
-
 def _is_gross(d: NDArray[np.float64], rule: Rule) -> bool:
     return len(d) == GROSS_BLOCKS and bool(d.min() > rule.gross or d.max() < -rule.gross)
 
 
-def _alpha_at(n: int, alpha: float) -> float:
+def alpha_at(n: int, alpha: float) -> float:
     """Return the two-sided level of the look after block n; 0 without a look."""
     first = math.ceil(1 - math.log2(alpha / 2))
     if n == first:
@@ -224,19 +163,19 @@ def _is_look(n: int) -> bool:
     return n <= 24 or (n <= 48 and n % 2 == 0) or n % 4 == 0
 
 
-def _pair_averages(d: NDArray[np.float64]) -> NDArray[np.float64]:
+def pair_averages(d: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the n (n + 1) / 2 averages of all pairs, including each value with itself, sorted."""
     rows, columns = np.triu_indices(len(d))
     return np.sort((d[rows] + d[columns]) / 2)
 
 
-def _median(ordered: NDArray[np.float64]) -> float:
+def middle(ordered: NDArray[np.float64]) -> float:
     n = len(ordered)
     return float((ordered[(n - 1) // 2] + ordered[n // 2]) / 2)
 
 
 def _interval(pairs: NDArray[np.float64], effect: float, n: int, level: float, rule: Rule) -> tuple[float, float]:
-    k = _rank(n, level)
+    k = rank(n, level)
     if k == 0:
         return -math.inf, math.inf
     return _widened(effect, float(pairs[k - 1]), float(pairs[-k]), rule)
@@ -247,7 +186,7 @@ def _widened(effect: float, low: float, high: float, rule: Rule) -> tuple[float,
     return min(low, effect - rule.resolution), max(high, effect + rule.resolution)
 
 
-def _rank(n: int, level: float) -> int:
+def rank(n: int, level: float) -> int:
     """Return the order statistic of the pair averages that ends the interval at a two-sided level; 0 if none does."""
     if level <= 0:
         return 0
@@ -264,10 +203,3 @@ def _signed_rank_cdf(n: int) -> NDArray[np.float64]:
         wider[rank:] += chances / 2
         chances = wider
     return np.cumsum(chances)
-
-
-def _counted(d: NDArray[np.float64], theta: float) -> NDArray[np.int64]:
-    """Return how many pair averages are <= theta, by row: the rank sum of the values below theta."""
-    shifted = d - theta
-    ranks = np.abs(shifted).argsort(axis=1).argsort(axis=1) + 1
-    return (ranks * (shifted <= 0)).sum(axis=1)

@@ -59,16 +59,12 @@ class ChangeVerdict:
         return relative(self.threshold)
 
 
-def mad(values: NDArray[np.float64], *, corrected: bool = True) -> float:
-    """Return a robust standard deviation of values [n] from their median absolute deviation; 0 for fewer than two.
-
-    Args:
-        corrected: Apply the factor for a small n.
-    """
+def mad(values: NDArray[np.float64]) -> float:
+    """Return a robust standard deviation of values [n] from their median absolute deviation; 0 for fewer than two."""
     n = len(values)
     if n < 2:
         return 0.0
-    factor = _MAD_FACTOR.get(n, n / (n - 0.8)) if corrected else 1.0
+    factor = _MAD_FACTOR.get(n, n / (n - 0.8))
     return float(MAD_SD * factor * np.median(np.abs(values - np.median(values))))
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import NormalDist
 from typing import Literal
 
@@ -33,7 +33,7 @@ HOLDS = 14
 SURE, LONGEST = 3.0, 9
 """Standard errors from a level at which results are not on it, and the most results that show that they are."""
 
-Kind = Literal["slower", "faster", "same", "reference"]
+Kind = Literal["slower", "faster", "same", "reference", "code"]
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,8 @@ class Mark:
     """A fact about the result at a place, from outside the series.
 
     Attributes:
-        kind: `reference`: the level from here on is accepted. Otherwise the verdict of an A/B or an alert.
+        kind: `reference`: the level from here on is accepted. `code`: the code of `base` is back. Otherwise the verdict
+            of an A/B or an alert.
         base: Place of the result with which it was compared; None: the one before.
         effect: Distance from the level before, if known.
         level: The level that an A/B measured at the same time.
@@ -71,7 +72,6 @@ class Level:
         gradual: No single night shows the change, so the level drifted.
         moved: Place from which it continues nearer to the level below: a part of the change was taken back.
         tag: Key of its alert.
-        effect: Size of the change by the mark that began it.
         after: Place of the newest result certainly before it, if that is not the one before.
         replaced: The reference before, if this is one.
     """
@@ -83,7 +83,6 @@ class Level:
     gradual: bool = False
     moved: int | None = None
     tag: int | None = None
-    effect: float | None = None
     after: int | None = None
     replaced: Level | None = field(default=None, compare=False, repr=False)
     values: list[float] = field(default_factory=list)
@@ -185,7 +184,6 @@ class _Night:
 class _Walker:
     def __init__(self, least: float, prior: float, floor: float, n: int) -> None:
         self.least, self.prior, self.floor, self.n = least, prior, floor, n
-        self.near = 0.0  # distance within which no result can be out, by the last distribution of the top level
         self.levels: list[Level] = []
         self.stack: list[Level] = []
         self.nights: list[_Night] = []
@@ -209,7 +207,8 @@ class _Walker:
         self.lost = _lost(self, night)
         self.run = self.run + night.out if night.out and night.out * self.run >= 0 else night.out
         self.far = self.far + 1 if night.beyond and value > self._centre(self.stack[-1]) else 0
-        decided = [self._mark(place, mark) for mark in marks]
+        accepted = [mark for mark in marks if mark.kind == "reference"]  # so an A/B at this place has nothing to add
+        decided = [self._mark(place, mark) for mark in accepted or marks]
         if any(decided):
             self.run = self.far = 0
         elif self.lost is not None and place == self.n - 1:  # only an A/B can tell whether it is lost
@@ -231,12 +230,9 @@ class _Walker:
             return night  # the first result
         centre = self._centre(top)
         distance = value - centre
-        # Only results beyond the least that counts need the distribution, and earlier nights only if they may be out.
-        if abs(distance) <= (self.least if place >= self.n - NIGHTS else max(self.least, self.near)):
+        if abs(distance) <= self.least:
             return night
-        predicted = self.predicted(top, abs(self.run))
-        self.near = predicted.deviation
-        night.top = predicted
+        night.top = predicted = self.predicted(top, abs(self.run))
         if place >= self.n - NIGHTS or abs(distance) >= NOT_OUT * predicted.deviation:
             self._set_chance(night, place, distance, error, predicted)
         earlier = top.values[: len(top.values) - max(abs(self.run), self.far)]
@@ -288,12 +284,17 @@ class _Walker:
             del self.stack[replaces:]
         self.stack.append(level)
         self.levels.append(level)
-        self.run, self.far, self.same, self.near, self.left, self.inside = 0, 0, None, 0.0, None, None
+        self.run, self.far, self.same, self.left, self.inside = 0, 0, None, None, None
 
     def _mark(self, place: int, mark: Mark) -> bool:
         """Apply a fact. Return whether it decides about this result."""
+        if mark.kind == "code":
+            return _code_is_back(self, place, mark.base or 0)
+        belongs = self._is_on_top(mark)
+        while not belongs and len(self.stack) > 1 and (mark.kind == "same" or (mark.base or 0) >= self.stack[-1].start):
+            self._end(place)
+            belongs = self._is_on_top(mark)
         top = self.stack[-1]
-        belongs = mark.base is None or self._is_on_top(mark.base)
         if mark.kind == "reference":
             was = self._centre(top) if top.values or top.known is not None else None
             self._begin(Level(place, by="reference", was=was, tag=mark.tag), replaces=0)
@@ -308,9 +309,6 @@ class _Walker:
             slower.after = None if self.inside is None else mark.base
             self._begin_with_run(slower, top, mark.base)
         elif mark.kind == "same":
-            while len(self.stack) > 1 and not belongs:
-                self._end(place)
-                belongs = mark.base is None or self._is_on_top(mark.base)
             level = self.nights[-1].value if mark.level is None else mark.level
             if belongs and self._never_left(level, mark.base):
                 return True
@@ -324,16 +322,17 @@ class _Walker:
             self._faster(place, mark.effect or 0.0, belongs)
         return True
 
-    def _is_on_top(self, base: int) -> bool:
-        """Return whether a result is on the top level: one of its results, or an earlier one nearer to it than below.
+    def _is_on_top(self, mark: Mark) -> bool:
+        """Return whether the base of a mark is on the top level: nearer to it than to the one below, as far as known.
 
-        The first night of a slowdown may have been too near to the old level to begin the new one.
+        The first night of a slowdown may have been too near to the old level to begin the new one, and the results may
+        be back on the old level before they show it. So the level that an A/B measured comes before the place.
         """
-        top = self.stack[-1]
-        if base >= top.start or len(self.stack) == 1:
-            return base >= top.start
-        value, below = self.nights[base].value, self._centre(self.stack[-2])
-        return abs(value - self._centre(top)) < abs(value - below)
+        top, base = self.stack[-1], mark.base
+        if base is None or len(self.stack) == 1 or (mark.level is None and base >= top.start):
+            return base is None or base >= top.start
+        value = self.nights[base].value if mark.level is None else mark.level - (mark.effect or 0.0)
+        return abs(value - self._centre(top)) < abs(value - self._centre(self.stack[-2]))
 
     def _together(self, centre: float) -> int:
         """Return how many of the newest results that are out are on one level, by the sign of `run`.
@@ -375,7 +374,7 @@ class _Walker:
         effect, newest = mark.effect or 0.0, self.stack[-1].values[-NIGHTS:]
         step = self.nights[-1].value - lower_median(newest) if newest else effect
         gradual = mark.tag is None and step < effect / 2
-        return Level(place, centre + effect, "slower", centre, gradual, tag=mark.tag, effect=mark.effect)
+        return Level(place, centre + effect, "slower", centre, gradual, tag=mark.tag)
 
     def _faster(self, place: int, effect: float, belongs: bool) -> None:
         top = self.stack[-1]
@@ -393,15 +392,13 @@ class _Walker:
         else:
             self._begin(Level(place, known=centre, by="faster", was=self._centre(self.stack[0])), replaces=0)
 
-    def _partly(self, place: int, centre: float | None) -> None:
+    def _partly(self, place: int, centre: float) -> None:
         """Continue the top level nearer to the reference."""
-        old = self.stack[-1]
-        level = Level(old.start, known=centre, by=old.by, was=old.was, gradual=old.gradual, moved=place)
-        level.tag = old.tag
-        while len(self.stack) > 2 and (centre if centre is not None else math.inf) <= self._centre(self.stack[-2]):
-            old = self.stack.pop()
-            level = Level(self.stack[-1].start, known=centre, by=old.by, was=self.stack[-1].was, moved=place)
-            level.tag = self.stack[-1].tag
+        old, by, gradual = self.stack[-1], self.stack[-1].by, self.stack[-1].gradual
+        while len(self.stack) > 2 and centre <= self._centre(self.stack[-2]):
+            by, gradual = self.stack.pop().by, False
+            old = self.stack[-1]
+        level = Level(old.start, known=centre, by=by, was=old.was, gradual=gradual, moved=place, tag=old.tag)
         self._begin(level, replaces=len(self.stack) - 1)
 
     def _end(self, place: int) -> None:
@@ -409,10 +406,7 @@ class _Walker:
         self.left = self.stack.pop()
         self.run, self.far, self.back, self.same, self.inside = 0, 0, place, None, None
         below = self.stack[-1]
-        again = Level(below.start, known=self._centre(below), by=below.by, was=below.was, gradual=below.gradual)
-        again.tag, again.moved, again.replaced = below.tag, below.moved, below.replaced
-        again.values, again.places = below.values, below.places
-        self.stack[-1] = again
+        self.stack[-1] = again = replace(below, known=self._centre(below))
         self.levels[self.levels.index(below)] = again
 
     def _by_nights(self, place: int) -> None:
@@ -513,6 +507,20 @@ def _lost(walker: _Walker, night: _Night) -> Level | None:
     lost = Level(top.places[-number], was=walker._centre(top))
     lost.values, lost.places = top.values[-number:], top.places[-number:]
     return lost if night.value - lost.centre > walker.least else None
+
+
+def _code_is_back(walker: _Walker, place: int, base: int) -> bool:
+    """End the levels above that of a result of the same code, if tonight's result may belong to it."""
+    value = walker.nights[-1].value
+    depth = next((depth for depth, level in enumerate(walker.stack[:-1]) if base in level.places), None)
+    if depth is None:
+        return False
+    below = walker.predicted(walker.stack[depth])
+    if value - below.centre > walker.least and below.p(value) <= OUT:
+        return False
+    while len(walker.stack) > depth + 1:
+        walker._end(place)
+    return True
 
 
 def _may_be_off(walker: _Walker, base: int, level: float) -> bool:

@@ -8,10 +8,12 @@ from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from cases import rarely
 
+from groupbench.tracker.facts.loaded import loaded_of
 from groupbench.tracker.judge import alerts, incident_moves
 from groupbench.tracker.judge.gate import judge_run
 from groupbench.tracker.judge.verdicts import Judged
@@ -32,22 +34,29 @@ def play(
     noise: float,
     timing: str,
     outliers: Mapping[int, float] = MappingProxyType({}),
+    codes: str = "",
+    unasked: int = 0,
 ) -> list[Night]:
     """Store and judge nights one by one, as the nightly job does: A/Bs of all suspects, then an update of the alerts.
 
     levels    true latency of each night's commit, which each A/B measures exactly
     outliers  latency that a night measures instead
+    codes     the code that each night's process loaded, by letter; unknown without it
+    unasked   night whose A/Bs the budget does not reach
     """
     rng = np.random.default_rng(len(levels))
     truth: dict[str | None, float] = {}
     nights: list[Night] = []
     for number, level in enumerate(levels, 1):
         record = make(number, outliers.get(number, level) * math.exp(abs(rng.normal(0, noise))), timing=timing)
+        if codes:
+            loaded = loaded_of({"kernel.py": codes[number - 1]}, {})
+            record = msgspec.structs.replace(record, loaded=loaded)
         truth[record.run.commit.hash] = level
         with open_store(stored([record]), create=False) as store, store.write() as session:
             run = find_run(session, None)
             gate = judge_run(session, run)
-            suspects = gate.suspects
+            suspects = () if number == unasked else gate.suspects
             for row in suspects:
                 base, head = row.ab_base, row.span.head if row.span else run
                 assert base is not None
@@ -186,6 +195,14 @@ def test_a_fast_outlier_does_not_end_a_slowdown(make: Any, stored: Any) -> None:
     nights = play(make, stored, [1, 1, *[2.5] * 4], *BUSY, outliers={4: 1.0})
     assert [set(one) for one in changes(nights)][4:] == [{3}, {3}]
     assert [opened for _, opened in nights][4:] == [{3}, {3}]
+
+
+@pytest.mark.parametrize(("codes", "over"), [("aaaaba", True), ("aaaabc", False), ("", False)])
+def test_a_slowdown_is_over_as_soon_as_its_code_is(codes: str, over: bool, make: Any, stored: Any) -> None:
+    """The latency of the revert's night alone does not tell, and it has no A/B."""
+    nights = play(make, stored, [1, 1, 1, 1, 1.5, 1], *BUSY, outliers={6: 1.24}, codes=codes, unasked=6)
+    assert [set(one) for one in changes(nights)][4:] == [{5}, set() if over else {5}]
+    assert nights[-1][1] == (set() if over else {5})
 
 
 def test_an_ab_of_two_commits_after_a_hidden_step_does_not_clear_it(make: Any, stored: Any) -> None:

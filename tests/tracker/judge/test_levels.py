@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from types import SimpleNamespace
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from groupbench.tracker.judge.levels import ChangeEvidence, levels_of
+from groupbench.tracker.judge.levels import levels_of
 from groupbench.tracker.judge.pasts import Past
 from groupbench.tracker.store.comparisons import Compared
 
@@ -27,13 +28,12 @@ def past(ms: list[float], environment: list[int] | None = None) -> Past:
     )  # fmt: skip
 
 
-NOTHING = ChangeEvidence()
-
-
-def edges(ms: list[float], evidence: ChangeEvidence = NOTHING, environment: list[int] | None = None) -> list[int]:
+def edges(
+    ms: list[float], alerts: Sequence[Any] = (), compared: Sequence[Compared] = (), environment: list[int] | None = None
+) -> list[int]:
     """Places of the first results of all levels."""
     commits = {100 + i: f"c{i}" for i in range(len(ms))}
-    (result,) = levels_of([past(ms, environment)], ["gpu"], [evidence], commits)
+    result = levels_of(past(ms, environment), "gpu", alerts, compared, commits)
     return [level.first - 100 for level in result.levels]
 
 
@@ -48,27 +48,29 @@ def alert(at: int, state: str = "new", metric: str = "latency") -> Any:
 
 
 @pytest.mark.parametrize(
-    ("evidence", "expected"),
+    ("alerts", "compared", "expected"),
     [
-        (ChangeEvidence(comparisons=[different(5, 6), different(12, 13, sign=-1)]), [0, 6, 13]),
-        (ChangeEvidence(comparisons=[different(3, 8), different(12, 13, sign=-1)]), [0, 6, 13]),
-        (ChangeEvidence(comparisons=[different(5, 6, "same")]), [0]),
-        (ChangeEvidence(comparisons=[different(5, 40)]), [0, 6, 13]),
-        (ChangeEvidence(alerts=[alert(6, "fixed")]), [0, 6, 13]),
-        (ChangeEvidence(alerts=[alert(6, "new")]), [0, 6, 13]),
-        (ChangeEvidence(alerts=[alert(6, metric="accuracy")]), [0, 6, 13]),
+        ((), [different(5, 6), different(12, 13, sign=-1)], [0, 6, 13]),
+        ((), [different(3, 8), different(12, 13, sign=-1)], [0, 6, 13]),
+        ((), [different(5, 6, "same")], [0]),
+        ((), [different(5, 40)], [0, 6, 13]),
+        ([alert(6, "fixed")], (), [0, 6, 13]),
+        ([alert(6, "new")], (), [0, 6, 13]),
+        ([alert(6, metric="accuracy")], (), [0, 6, 13]),
     ],
     ids=["A/B", "A/B over several", "A/B same", "A/B of another commit", "fixed", "open", "accuracy"],
 )
-def test_levels_end_by_other_evidence_than_history(evidence: ChangeEvidence, expected: list[int]) -> None:
-    assert edges(SIX_SEVEN_TWO, evidence) == expected
+def test_levels_end_by_other_evidence_than_history(
+    alerts: Sequence[Any], compared: Sequence[Compared], expected: list[int]
+) -> None:
+    assert edges(SIX_SEVEN_TWO, alerts, compared) == expected
 
 
 def test_one_change_is_one_edge() -> None:
     """The history finds the change at the twentieth result, and an A/B of the commits around it adds no other."""
     ms = [1.0] * 20 + [1.1] * 20
     assert edges(ms) == [0, 20]
-    assert edges(ms, ChangeEvidence(comparisons=[different(18, 22)], alerts=[alert(20)])) == [0, 20]
+    assert edges(ms, [alert(20)], [different(18, 22)]) == [0, 20]
 
 
 def test_another_environment_ends_a_level() -> None:

@@ -19,7 +19,7 @@ from groupbench.tracker.judge.gate import judge_run
 from groupbench.tracker.judge.pasts import Past, Table
 from groupbench.tracker.judge.verdicts import Judged
 from groupbench.tracker.query.resolve import find_run
-from groupbench.tracker.stats import predict, screen
+from groupbench.tracker.stats import screen
 from groupbench.tracker.store.engine import Store, open_store
 from groupbench.tracker.store.ingest import ingest
 
@@ -49,12 +49,6 @@ def test_pasts_of_a_group_are_those_of_its_series(seed: int, groups: int, limit:
                 for field in fields(Past):
                     np.testing.assert_array_equal(getattr(one, field.name), getattr(alone, field.name), field.name)
     assert sorted(seen) == sorted(keys)
-
-
-@given(st.integers(0, 2**32), st.integers(2, 40))
-def test_the_scatter_of_rows_is_that_of_each(seed: int, n: int) -> None:
-    values = np.random.default_rng(seed).normal(size=(5, n)).round(2)
-    assert screen.scatter(values).tolist() == pytest.approx([predict.mad(row.tolist()) for row in values])
 
 
 def nights(make: Make, seed: int, series: int = 40, count: int = 14) -> Iterator[Record]:

@@ -97,13 +97,17 @@ def test_an_exact_name_comes_before_wildcards_and_a_file_may_have_it(two_shapes:
         ("operator,shape,calls\na,b,1\na,c,many\n", "calls.csv: line 3: calls is 'many', not a number"),
         ("operator,shape,calls\na,b\n", "calls.csv: line 2: calls is '', not a number"),
         ("operator,shape,number\n", "calls.csv: line 1 has no column calls; give operator, shape, calls"),
+        ("operator,shape,calls\na,G=4,M=64,7\n", "calls.csv: line 2 has too many fields; quote a shape with commas"),
+        ("operator,shape,calls\na,b,-1\n", "calls.csv: line 2: -1 calls: the number of calls is negative"),
         ("", "calls.csv: line 1 has no column operator"),
     ],
 )
 def test_a_fault_of_the_file_is_named_with_its_line(two_shapes: Cli, text: str, message: str) -> None:
     Path("calls.csv").write_text(text)
     traffic('file = "calls.csv"')
-    assert message in two_shapes("incidents").stderr
+    for command in ("incidents", "gate"):
+        result = two_shapes(command)
+        assert (result.exit_code, message in result.stderr) == (2, True), result.stderr
 
 
 def test_a_routing_trace_divides_the_calls_among_the_problems(two_shapes: Cli) -> None:
@@ -122,11 +126,9 @@ def test_a_routing_trace_divides_the_calls_among_the_problems(two_shapes: Cli) -
         ('calls = { "a b" = { calls = 1, trace = "no.npy" } }', "[traffic]: routing trace "),
         ('calls = { "a b" = "many" }', "[traffic]: a b: expected a number, or a table with calls"),
         ('file = "no.csv"', "no.csv: No such file or directory"),
-        ('file = "negative.csv"', "o s: -1 calls: the number of calls is negative"),
     ],
 )
 def test_faults_of_the_traffic_are_named(two_shapes: Cli, text: str, message: str) -> None:
-    Path("negative.csv").write_text("operator,shape,calls\no,s,-1\n")
     traffic(text)
     result = two_shapes("incidents")
     assert (result.exit_code, message in result.stderr) == (2, True), result.stderr

@@ -6,7 +6,6 @@ import gzip
 import importlib.util
 import json
 import math
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,9 +23,7 @@ from groupbench.tracker.stats.sequential import (
     MAX_BLOCKS,
     Rule,
     bursts_per_block,
-    components,
     decide,
-    decide_many,
     estimate,
 )
 
@@ -35,17 +32,17 @@ NEVER_SAME = Rule(floor=0.0, min_effect=1e-12, gross=1e9)
 differences = st.lists(st.floats(-0.2, 0.2), min_size=0, max_size=40)
 
 
-@pytest.fixture(scope="module")
-def noise() -> Iterator[ModuleType]:
-    """The noise models of the benchmark script, which runs the same tests at length."""
+def _loaded() -> ModuleType:
+    """Return the noise models and the decisions of the benchmark script, which runs the same tests at length."""
     path = Path(__file__).parents[3] / "ci" / "benchmarks" / "ab_noise.py"
     spec = importlib.util.spec_from_file_location("ab_noise", path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules["ab_noise"] = module
     spec.loader.exec_module(module)
-    yield module
-    del sys.modules["ab_noise"]
+    return module
+
+
+noise = _loaded()
 
 
 def run(blocks: list[float], rule: Rule = RULE) -> sequential.Decision:
@@ -60,10 +57,10 @@ def run(blocks: list[float], rule: Rule = RULE) -> sequential.Decision:
 
 @pytest.mark.parametrize("name", ["gaussian", "heavy", "drifting", "bimodal", "outliers", "constant"])
 @pytest.mark.parametrize("latency", ["0.62 ms", "0.10 ms"])
-def test_an_a_a_comparison_is_hardly_ever_different(noise: ModuleType, name: str, latency: str) -> None:
+def test_an_a_a_comparison_is_hardly_ever_different(name: str, latency: str) -> None:
     placement, burst, bursts, _ = noise.LATENCIES[latency]
     drawn = noise.NOISES[name](np.random.default_rng(7), 2000, 60, placement, burst / math.sqrt(bursts))
-    verdicts, _ = decide_many(drawn, RULE)
+    verdicts, _ = noise.decide_many(drawn, RULE)
     assert np.mean(np.abs(verdicts) == 1) <= 0.002  # 4 of 2000: 2 are expected at most
     assert np.mean(verdicts == 0) > 0.9
 
@@ -72,24 +69,24 @@ def test_alpha_holds_over_all_looks_where_nothing_else_ends_them() -> None:
     """Without a floor, and never "same", only alpha remains. A large alpha replaces 0.001."""
     drawn = np.random.default_rng(3).standard_normal((3000, 100))
     rule = Rule(alpha=0.05, floor=0.0, min_effect=1e-12, gross=1e9)
-    verdicts, _ = decide_many(drawn, rule)
+    verdicts, _ = noise.decide_many(drawn, rule)
     assert 0.015 < np.mean(np.abs(verdicts) == 1) <= 0.06
 
 
 @pytest.mark.parametrize("sign", [1, -1])
-def test_a_difference_is_found_with_its_direction(noise: ModuleType, sign: int) -> None:
+def test_a_difference_is_found_with_its_direction(sign: int) -> None:
     placement, burst, _, _ = noise.LATENCIES["0.62 ms"]
     drawn = noise.gaussian(np.random.default_rng(5), 300, 60, placement, burst) + sign * 0.01
-    verdicts, blocks = decide_many(drawn, RULE)
+    verdicts, blocks = noise.decide_many(drawn, RULE)
     assert np.mean(verdicts == sign) > 0.99
     assert np.median(blocks) <= 14
 
 
-def test_an_effect_of_min_effect_is_rarely_called_the_same(noise: ModuleType) -> None:
+def test_an_effect_of_min_effect_is_rarely_called_the_same() -> None:
     for latency in ("0.62 ms", "0.10 ms"):
         placement, burst, bursts, _ = noise.LATENCIES[latency]
         drawn = noise.gaussian(np.random.default_rng(9), 1000, 100, placement, burst / math.sqrt(bursts))
-        verdicts, _ = decide_many(drawn + RULE.min_effect, RULE)
+        verdicts, _ = noise.decide_many(drawn + RULE.min_effect, RULE)
         assert np.mean(verdicts == 0) < 0.07
         assert np.mean(verdicts == 1) > 0.9
 
@@ -138,7 +135,7 @@ def test_one_outlier_neither_makes_nor_hides_a_difference() -> None:
 def test_a_difference_within_the_floor_is_never_one() -> None:
     drawn = np.random.default_rng(1).normal(RULE.floor * 0.9, 1e-5, (200, MAX_BLOCKS))
     narrow = Rule(min_effect=RULE.floor * 1.001)
-    assert not np.any(np.abs(decide_many(drawn, narrow)[0]) == 1)
+    assert not np.any(np.abs(noise.decide_many(drawn, narrow)[0]) == 1)
 
 
 @given(differences)
@@ -166,7 +163,7 @@ def test_the_interval_holds_the_effect(values: list[float]) -> None:
 )
 def test_many_comparisons_at_once_are_decided_as_one_by_one(seed: int, effect: float, sd: float) -> None:
     drawn = np.random.default_rng(seed).normal(effect, sd, (3, 30))
-    verdicts, used = decide_many(drawn, RULE)
+    verdicts, used = noise.decide_many(drawn, RULE)
     for row, verdict, blocks in zip(drawn, verdicts, used, strict=True):
         decision = run(list(row))
         direction = {"same": 0, "continue": 2, "different": 1 if decision.effect > 0 else -1}
@@ -217,14 +214,6 @@ def test_bursts_a_block_are_those_that_waste_least(facts: tuple[float, float, fl
         return (reload_s + 2 * b * burst_s) * (placement**2 + burst**2 / b)
 
     assert waste(bursts) <= 1.05 * min(waste(b) for b in range(1, 9))
-
-
-def test_components_are_separated() -> None:
-    random = np.random.default_rng(4)
-    blocks = random.normal(0, 0.003, (400, 1)) + random.normal(0, 0.002, (400, 2))
-    placement, burst = components(blocks.tolist())
-    assert placement == pytest.approx(0.003, rel=0.15) and burst == pytest.approx(0.002, rel=0.15)
-    assert math.isnan(components([[0.0], [0.1], [0.2]])[1])
 
 
 RECORDED = Path(__file__).parents[2] / "data" / "h100_ab.jsonl.gz"

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import math
+from typing import Literal
 
+import numpy as np
+import pytest
+
+from groupbench.tracker.stats.screen import FEW, Stacked, screen
 from groupbench.tracker.stats.walk import Mark, walk
 
 CPU_MS = (0.302, 0.285, 0.293, 0.506, 0.773, 0.709, 0.625, 0.684, 0.738, 0.500, 0.715, 0.713)
@@ -23,3 +28,52 @@ def test_an_ab_with_a_commit_of_the_level_below_ends_a_slowdown() -> None:
     same = {10: [Mark("same", 2, None, math.log(0.3))]}
     walked = walk([math.log(ms) for ms in CPU_MS], math.log1p(0.1), 0.17, same, floor=0.02)
     assert len(walked.stack) == 1
+
+
+def logs(*ms: float) -> list[float]:
+    return [math.log(each) for each in ms]
+
+
+NOISY_REVERT = logs(1, 1.05, 0.97, 1.02, 1.1, 0.95, 1, 1.04, 0.98, 1.02, 1.5, 1.46, 1.55, 1.2)
+SLOWER = Mark("slower", 9, math.log(1.5), math.log(1.5))
+
+
+@pytest.mark.parametrize(("factor", "kind", "starts"), [(0.7, "faster", [14]), (1.3, "slower", [0, 14])])
+def test_an_effect_is_that_from_the_level_which_the_ab_measured(
+    factor: float, kind: Literal["faster", "slower"], starts: list[int]
+) -> None:
+    """The result of the revert is too noisy to end the slowdown, but the A/B with its commit measured the old level."""
+    marks = {10: [SLOWER], 14: [Mark(kind, 13, math.log(factor), math.log(factor))]}
+    walked = walk([*NOISY_REVERT, math.log(factor)], math.log1p(0.1), 0.1, marks, floor=0.02)
+    assert [level.start for level in walked.stack] == starts
+    assert walked.stack[-1].was == pytest.approx(0, abs=0.03)
+
+
+def test_an_accepted_improvement_needs_no_ab() -> None:
+    marks = {6: [Mark("reference", tag=1), Mark("faster", 5, math.log(0.7), math.log(0.7))]}
+    walked = walk(logs(*[1] * 6, 0.7, 0.7), math.log1p(0.1), 0.08, marks)
+    assert [(level.start, level.tag) for level in walked.stack] == [(6, 1)]
+
+
+@pytest.mark.parametrize(("tonight", "number"), [(1.2, 1), (1.5, 2)])
+def test_a_slowdown_ends_with_its_code_unless_the_latency_contradicts(tonight: float, number: int) -> None:
+    y = [*NOISY_REVERT[:13], math.log(tonight)]
+    walked = walk(y, math.log1p(0.1), 0.1, {10: [SLOWER], 13: [Mark("code", 9)]}, floor=0.02)
+    assert len(walked.stack) == number
+    assert len(walk(y, math.log1p(0.1), 0.1, {10: [SLOWER]}, floor=0.02).stack) == 2
+
+
+def test_a_level_is_found_after_the_noise_has_gone() -> None:
+    loud, calm = [0.3, -0.3, 0, 0.35, -0.35, 0] * 2, [0.01, -0.01] * 20
+    walked = walk([*loud, *calm, *[0.25] * 8, 0.25], 0.1, 0.08)
+    assert [level.start for level in walked.stack] == [0, len(loud + calm)]
+
+
+def test_a_night_of_many_series_follows_one_whose_scatter_could_hide_twice_the_latency() -> None:
+    y = np.random.default_rng(1).normal(0, 0.005, (FEW + 1, 30))
+    y[0] *= 100
+    for tonight in (0.05, 0.2):
+        y[0, -1] = tonight + np.sort(y[0, :10])[4]
+        level = screen([Stacked(y, *(np.full(len(y), each) for each in (0.1, 0.08, 0.02)))], 0.01)[0]
+        assert level is not None and level.certain[0] == (tonight < 0.1)
+        assert level.certain[1:].mean() > 0.9

@@ -78,7 +78,7 @@ def test_another_order_of_sizes_is_refused(tmp_path: Path) -> None:
 def test_a_commit_is_no_newer_than_its_first_run(tmp_path: Path) -> None:
     stored(tmp_path, changed(lambda r: r["run"]["commit"].update(time=FUTURE)))
     with open_store(str(tmp_path / "db"), create=False) as opened, opened.read() as session:
-        (commit, started) = session.execute(select(schema.Commit.time, schema.Run.started)).one()
+        (commit, started) = session.execute(select(schema.Commit.time, schema.Run.started).join(schema.Run)).one()
     assert commit == started
 
 
