@@ -15,7 +15,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from statistics import NormalDist
 from typing import Literal
 
 from groupbench.tracker.stats.predict import ENOUGH, FIRST, LAST, LEFT_OUT, Predicted, lower_median, predict, settled
@@ -26,8 +25,6 @@ TO_SUSPECT = 2
 """Number of nights in a row that make a suspect."""
 NIGHTS = 3
 """Number of results in a row whose level is certain without an A/B."""
-NOT_OUT = -NormalDist().inv_cdf(OUT)
-"""Standard deviations from a level within which no result is out, since Student's t has longer tails."""
 HOLDS = 14
 """Number of results for which the level that an A/B found to be the same code's remains a level to expect."""
 SURE, LONGEST = 3.0, 9
@@ -233,7 +230,7 @@ class _Walker:
         if abs(distance) <= self.least:
             return night
         night.top = predicted = self.predicted(top, abs(self.run))
-        if place >= self.n - NIGHTS or abs(distance) >= NOT_OUT * predicted.deviation:
+        if place >= self.n - NIGHTS or abs(distance) >= predicted.reach(OUT):
             self._set_chance(night, place, distance, error, predicted)
         earlier = top.values[: len(top.values) - max(abs(self.run), self.far)]
         low, high = (min(earlier), max(earlier)) if earlier else (centre, centre)
