@@ -19,7 +19,7 @@ from pathlib import Path
 from groupbench.tracker.ab.bench import AbCell, AbError, AbResult, AbSide, Bench
 from groupbench.tracker.ab.kept import compared_of, environment_of, software_of
 from groupbench.tracker.ab.result import timing_of
-from groupbench.tracker.ab.suspects import Cause, Pair, by_cause, plan, with_toolchain
+from groupbench.tracker.ab.suspects import MOST_AB, Cause, Pair, by_cause, plan, with_toolchain
 from groupbench.tracker.ab.toolchains import PACKAGES, Interpreters
 from groupbench.tracker.ab.worktree import (
     AS_IT_IS,
@@ -59,13 +59,14 @@ class Confirmed:
 
     compared: tuple[tuple[Judged, Compared], ...] = field(default=())
     left_out: tuple[Judged, ...] = field(default=())  # the budget was spent
+    enough: tuple[Judged, ...] = field(default=())  # the cause has its `MOST_AB` comparisons
     inconclusive: tuple[Judged, ...] = field(default=())  # compared before, without a decision
     elsewhere: tuple[Judged, ...] = field(default=())  # this machine cannot measure them
     same_code: tuple[Judged, ...] = field(default=())  # the same files ran at both commits, so no A/B was run
 
     @property
     def decided(self) -> bool:
-        undecided = self.left_out or self.inconclusive or self.elsewhere
+        undecided = self.left_out or self.enough or self.inconclusive or self.elsewhere
         return not undecided and all(one.decided for _, one in self.compared)
 
     @property
@@ -75,10 +76,9 @@ class Confirmed:
         for _, one in self.compared:
             counts[one.verdict] = counts.get(one.verdict, 0) + 1
         parts = [f"{number} {verdict}" for verdict, number in counts.items()]
-        if self.left_out:
-            parts.append(
-                f"{len(self.left_out)} left out because the budget is spent; run `groupbench confirm` to continue"
-            )
+        reasons = {"the budget is spent": self.left_out, f"{MOST_AB} A/Bs of a cause are enough": self.enough}
+        left = [f"{len(rows)} left out because {why}" for why, rows in reasons.items() if rows]
+        parts += [", ".join(left) + "; run `groupbench confirm` to continue"] if left else []
         if self.inconclusive:
             parts.append(
                 f"{counted(len(self.inconclusive), 'earlier comparison')} gave no decision; repeat them with --again"
@@ -196,6 +196,7 @@ def confirm(
     return Confirmed(
         tuple(confirming.done),
         tuple(confirming.left_out),
+        tuple(confirming.enough),
         tuple(inconclusive),
         tuple(confirming.elsewhere),
         tuple(confirming.same_code),
@@ -217,6 +218,7 @@ class _Confirming:
     opened: ExitStack  # the bench of `_bench`
     done: list[tuple[Judged, Compared]] = field(default_factory=list)
     left_out: list[Judged] = field(default_factory=list)
+    enough: list[Judged] = field(default_factory=list)
     elsewhere: list[Judged] = field(default_factory=list)
     same_code: list[Judged] = field(default_factory=list)
     repeat: bool = False
@@ -238,7 +240,7 @@ class _Confirming:
                 continue
             for row, compared in cause.inherited(pair):
                 self._add(row, compared)
-            self.left_out += cause.rows
+            (self.enough if cause.next() is None else self.left_out).extend(cause.rows)
         if self.repeat and (lone := cause.lone) is not None:
             self._tried(lone[0], partial(self._repeat, *lone))
 

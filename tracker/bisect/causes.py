@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, datetime
 from functools import partial
+from itertools import chain
 from pathlib import Path
 
 from sqlalchemy.orm import Session
@@ -22,9 +24,11 @@ from groupbench.tracker.judge.incident_facts import Causes
 from groupbench.tracker.judge.incidents import group
 from groupbench.tracker.judge.verdicts import Gate, Judged
 from groupbench.tracker.store import comparisons
+from groupbench.tracker.store.comparisons import NAMED, UNMEASURED, Compared
 from groupbench.tracker.store.engine import Store
 from groupbench.tracker.text.repro import HOSTS, SEARCH_OF
 from groupbench.tracker.text.wording import counted
+from groupbench.tracker.tools import git
 
 _CELL = ("operator", "backend", "shape", "dtype", "mode", "seed")
 
@@ -34,7 +38,7 @@ class Searches:
     """Searches of causes with several possible commits, until a time.
 
     After the end, a search continues with the next run of the command in the same clone. A search without an answer is
-    not repeated.
+    not repeated, except one that could measure nothing: it waits for the other causes.
 
     Args:
         store: The database; `db` is the location.
@@ -56,22 +60,66 @@ class Searches:
     def __call__(self, judged: Gate) -> None:
         """Search each cause of a run that is not searched yet, and add the finished searches to `done`."""
         with self.store.read() as session:
-            rows = [row for row in due(session, judged) if (row.series.pk, row.what) not in self._impossible]
-        for number, row in enumerate(rows):
+            causes = due(session, judged)
+        for _, members, is_answered in causes:
+            if is_answered:
+                self._share(members)
+        waiting = [(row, members) for row, members, is_answered in causes if not is_answered]
+        waiting = [each for each in waiting if (each[0].series.pk, each[0].what) not in self._impossible]
+        for number, (row, members) in enumerate(waiting):
             if self.clock() >= self.end:
-                self.say(f"{counted(len(rows) - number, 'cause')} not searched because the budget is spent")
+                self.say(f"{counted(len(waiting) - number, 'cause')} not searched because the budget is spent")
                 break
             try:
                 self.done.append(_search(self.db, self.measuring, row, self.say, self.end, self.clock))
+                if not self.done[-1].trace.hardware:
+                    self._wait(row, self.done[-1])
+                self._share(members)
             except OutOfTime:
                 self.say("the budget is spent; the next `groupbench confirm` continues this search")
             except TrackerError as error:  # such as another machine's suspects: the verdict does not depend on it
                 self.say(f"no search for {row.series}: {error.message}")
                 self._impossible.add((row.series.pk, row.what))
 
+    def _wait(self, row: Judged, searched: Searched) -> None:
+        """Store why a search could measure nothing. The next one starts from the beginning, after the other causes."""
+        header, result = searched.header, searched.result
+        self._impossible.add((row.series.pk, row.what))
+        _log_of(Path(header.repository), header).unlink(missing_ok=True)
+        one = Compared(
+            header.good, header.bad, NAMED, datetime.now(UTC), message=result.message, details={UNMEASURED: True}
+        )
+        with self.store.write() as session:
+            comparisons.store(session, row.series.pk, one)
 
-def due(session: Session, judged: Gate) -> list[Judged]:
-    """Return a row for each cause to search, the most frequent cause first: the narrowest range, the largest change."""
+    def _share(self, members: Sequence[Judged]) -> None:
+        """Store the answer about a cause for each member without one, if the named commits are in the range."""
+        with self.store.read() as session:
+            stored = comparisons.named_of_series(session, {row.series.pk for row in members})
+        for row in members:
+            assert row.span is not None
+            span, earlier = row.span, stored.get(row.series.pk, [])
+            inside = git.between(span.base.commit, span.head.commit) if span.base is not None else None
+            fit = [
+                one
+                for one in chain.from_iterable(stored.values())
+                if one.named is not None and one.named.metric == SEARCH_OF.get(row.what or "")
+                and {commit["hash"] for commit in one.named.commits} <= (inside or set())
+            ]  # fmt: skip
+            if span.base is None or not fit or any(one in fit for one in earlier):
+                continue
+            newest = max(fit, key=lambda one: one.measured)
+            with self.store.write() as session:
+                for one in (each for each in fit if each.measured == newest.measured):
+                    inherited = replace(one, base=span.base.commit, head=span.head.commit, pk=None)
+                    comparisons.store(session, row.series.pk, inherited)
+
+
+def due(session: Session, judged: Gate) -> list[tuple[Judged, list[Judged], bool]]:
+    """Return each cause to search: a row, the members, and whether a search answered. The most frequent come first.
+
+    The row has the narrowest range, and of those the largest change. A search that could measure nothing comes last.
+    """
     failing = [
         row
         for row in judged.rows
@@ -79,13 +127,16 @@ def due(session: Session, judged: Gate) -> list[Judged]:
     ]
     facts = Causes(session, failing)
     tried = comparisons.named_of_series(session, {row.series.pk for row in failing})
-    rows = []
+    causes = []
     for changes in group(facts.changes(), facts.unchanged(row for row in judged.rows if not row.verdict.fails)):
         of_cause = [facts.rows[each.key] for each in changes]
-        if not any(_is_answered(row, tried.get(row.series.pk, [])) for row in of_cause):
-            can = [row for row in of_cause if _can_be_searched(row)]
-            rows += sorted(can, key=lambda row: (row.span.number, -abs(row.change or 0)) if row.span else (0, 0))[:1]
-    return rows
+        searches = [(row, one) for row in of_cause for one in tried.get(row.series.pk, []) if _is_about(row, one)]
+        answered = any(row.span and row.span.named for row in of_cause)
+        answered |= any(UNMEASURED not in one.details for _, one in searches)
+        can = [row for row in of_cause if _can_be_searched(row)]
+        can.sort(key=lambda row: (row.span.number, -abs(row.change or 0)) if row.span else (0, 0))
+        causes += [(bool(searches), (row, of_cause, answered)) for row in can[:1]]
+    return [cause for _, cause in sorted(causes, key=lambda each: each[0])]
 
 
 def _can_be_searched(row: Judged) -> bool:
@@ -95,12 +146,10 @@ def _can_be_searched(row: Judged) -> bool:
     return clean and (span.number or 0) > 1 and row.what in SEARCH_OF and row.series.host in HOSTS
 
 
-def _is_answered(row: Judged, searches: list[comparisons.Compared]) -> bool:
-    """Return whether a search named the commit, or ended without an answer."""
-    span = row.span
-    assert span is not None
-    ends = None if span.base is None else (span.base.commit, span.head.commit)
-    return bool(span.named) or any(one.named is None and (one.base, one.head) == ends for one in searches)
+def _is_about(row: Judged, search: Compared) -> bool:
+    """Return whether a search ended without an answer about a row."""
+    ends = None if row.span is None or row.span.base is None else (row.span.base.commit, row.span.head.commit)
+    return search.named is None and (search.base, search.head) == ends
 
 
 def _search(
@@ -108,7 +157,7 @@ def _search(
 ) -> Searched:
     repository = bisect_git.folder_of(measuring.repo)
     header = _header(measuring, repository, row)
-    path = bisect_git.log_folder(repository) / f"bisect-{header.identity}.jsonl"
+    path = _log_of(repository, header)
     say(f"bisect {header.good[:10]}..{header.bad[:10]}: {row.series}")
 
     def check(result: AbResult, base: str, head: str) -> None:
@@ -121,6 +170,10 @@ def _search(
         return search(resume=path.exists(), replaces=False)
     except LogError:  # the history or the program changed: begin again
         return search(resume=False, replaces=True)
+
+
+def _log_of(repository: Path, header: Header) -> Path:
+    return bisect_git.log_folder(repository) / f"bisect-{header.identity}.jsonl"
 
 
 def _header(measuring: Measuring, repository: Path, row: Judged) -> Header:

@@ -52,7 +52,7 @@ def drive(
 
     Args:
         log: Findings in it are not measured again; new ones are added.
-        report: Called with each question and finding.
+        report: Called with each new question and finding.
     """
     try:
         question = next(hunting)
@@ -63,7 +63,7 @@ def drive(
                 finding = compare(question)
                 if log:
                     log.add(question, finding)
-            report(question, finding)
+                report(question, finding)
             question = hunting.send(finding)
     except StopIteration as done:
         result: BisectResult = done.value

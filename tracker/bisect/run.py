@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -81,12 +80,10 @@ def run(
     else:
         history = bisect_git.history_of_releases(header.package, header.releases)
     trace = Trace()
-    numbers = itertools.count(1)
     log = Log(path, header, resume=resume, replace=replaces)
     keeper = ComparisonKeeper(db, say, header.metric)
 
     resolved: AbCell | None = None
-    hardware = ""
 
     def keep(result: AbResult, base: str, head: str) -> None:
         nonlocal resolved
@@ -95,9 +92,7 @@ def run(
         keeper(result, base, head)
 
     def print_step(question: ComparisonRequest, finding: AbFinding) -> None:
-        nonlocal hardware
-        hardware = finding.hardware or hardware
-        say(report.step_line(question, finding, history, header.metric, next(numbers)))
+        say(report.step_line(question, finding, history, header.metric, trace.comparisons.total() + 1))
 
     with drive.open_comparator(repository, header, keep) as comparator:
 
@@ -111,8 +106,8 @@ def run(
     if keeper.stored:
         say(f"{counted(keeper.stored, 'comparison')} stored in the database; the gate judges by them")
     cell = resolved or drive.cell_of(header)
-    if header.package is None and cell is not None and hardware:
-        keeper.name(cell, hardware, partial(answers, result, history, header.metric, datetime.now(UTC)))
+    if header.package is None and cell is not None and trace.hardware:
+        keeper.name(cell, trace.hardware, partial(answers, result, history, header.metric, datetime.now(UTC)))
     return Searched(header, result, history, trace)
 
 

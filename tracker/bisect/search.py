@@ -137,6 +137,7 @@ class Trace:
     levels: dict[str, AbFinding] = field(default_factory=dict)  # commit: newest comparison with the good end
     unchecked: dict[str, list[str]] = field(default_factory=dict)  # commit: checks that could not be made
     seconds: float = 0.0
+    hardware: str = ""  # where a head was measured; empty if none started
 
 
 class Posterior:
@@ -239,6 +240,7 @@ def ask(question: ComparisonRequest, trace: Trace) -> Asking:
         finding = yield question
         trace.comparisons[question.why] += 1
         trace.seconds += finding.seconds
+        trace.hardware = finding.hardware or trace.hardware
         by_commit = {getattr(question, side): reasons for side, reasons in finding.unchecked.items()}
         trace.unchecked = merged([trace.unchecked, by_commit])
         if finding.verdict != "failed":

@@ -24,7 +24,7 @@ from groupbench.tracker.cli.options import (
 from groupbench.tracker.cli.output import Column, Format, output_formats, say, write_json, write_notes, write_table
 from groupbench.tracker.facts.metrics import relative
 from groupbench.tracker.facts.vocabulary import SEED_HELP
-from groupbench.tracker.text.wording import counted, duration, milliseconds, signed_change
+from groupbench.tracker.text.wording import counted, duration, milliseconds, signed_percent
 from groupbench.tracker.tools.parameters import Duration, Number
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ EXPECTED_S = {"cuda": 10, "cpu": 15}
 """Seconds that an A/A comparison takes, for the first estimate of the total time."""
 
 
-_percent = partial(signed_change, digits=2)
+_percent = partial(signed_percent, digits=2)
 
 
 def _rms(value: float | None) -> str:

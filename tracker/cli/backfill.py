@@ -125,7 +125,8 @@ def _backfill(context: click.Context, commits: str, options: BackfillOptions) ->
         try:
             run(by_halving(selected) if options.bisect else selected, options.again)
         except KeyboardInterrupt:
-            say(f"groupbench: interrupted; {run.text(len(selected))}; repeat the command to continue")
+            again = "; repeat the command to continue" if run.settled < len(selected) else ""
+            say(f"groupbench: interrupted; {run.text(len(selected))}{again}")
             raise
     click.echo(f"BACKFILL {run.text(len(selected))}")
     if run.outcomes["failed before"]:

@@ -28,7 +28,7 @@ from groupbench.tracker.cli.options import (
 from groupbench.tracker.cli.output import Column, Format, output_formats, say, write_json, write_notes, write_table
 from groupbench.tracker.facts.vocabulary import DTYPE_DEFAULT, MODE_HELP, SEED_HELP
 from groupbench.tracker.text.repro import SEARCHED
-from groupbench.tracker.text.wording import printable, signed_change
+from groupbench.tracker.text.wording import printable, signed_percent
 from groupbench.tracker.tools.parameters import Duration, Number
 
 if TYPE_CHECKING:
@@ -42,9 +42,9 @@ COLUMNS = (
     Column("author", "author"),
     Column("before", "before", lambda v: "" if v is None else f"{v:#.4g}", right=True),
     Column("after", "after", lambda v: "" if v is None else f"{v:#.4g}", right=True),
-    Column("change", "change", partial(signed_change, digits=2), right=True),
-    Column("low", "low", partial(signed_change, digits=2), right=True),
-    Column("high", "high", partial(signed_change, digits=2), right=True),
+    Column("change", "change", partial(signed_percent, digits=2), right=True),
+    Column("low", "low", partial(signed_percent, digits=2), right=True),
+    Column("high", "high", partial(signed_percent, digits=2), right=True),
     Column("probability", "confidence", lambda v: "" if v is None else f"{v:.4f}", right=True),
     Column("note", "note", wraps=True),
 )

@@ -150,5 +150,7 @@ def _tail(result: Comparison) -> str:
 
 
 def _mean(name: str, mean: GeometricMean) -> str:
-    bounds = interval(mean.low, mean.high)
-    return f"{name} over {mean.series} series: {ratio(mean.ratio)}" + (f", 95 % {bounds}" if bounds else "")
+    what, bounds = f"{name} over {mean.series} series: ", interval(mean.low, mean.high)
+    if mean.is_resolved:
+        return what + ratio(mean.ratio) + (f", 95 % {bounds}" if bounds else "")
+    return f"{what}not resolved, since their ratios differ too much"

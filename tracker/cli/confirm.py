@@ -16,7 +16,7 @@ from groupbench.tracker.cli.output import say
 from groupbench.tracker.facts.exits import ExitCode
 from groupbench.tracker.facts.metrics import relative
 from groupbench.tracker.text.unchecked import unchecked_lines
-from groupbench.tracker.text.wording import printable, signed_change
+from groupbench.tracker.text.wording import printable, signed_change, signed_ends
 from groupbench.tracker.tools.parameters import Duration
 
 if TYPE_CHECKING:
@@ -123,8 +123,9 @@ def confirm(context: click.Context, run_id: str | None, how: ConfirmOptions) -> 
 
 
 def _report(row: Judged, compared: Compared) -> None:
-    effect, low, high = (signed_change(relative(value)) for value in (compared.effect, compared.low, compared.high))
-    change = f" {effect} ({low or '?'} .. {high or '?'})" if effect else ""
+    effect, low, high = (relative(value) for value in (compared.effect, compared.low, compared.high))
+    ends = f" ({signed_ends(low, high, ' .. ')})" if low is not None and high is not None else ""
+    change = f" {signed_change(effect)}{ends}" if effect is not None else ""
     reason = "; ".join([*filter(None, [compared.message]), *unchecked_lines(compared.unchecked)])
     commits = f"{compared.base[:10]}..{compared.head[:10]}"
     click.echo(printable(f"{compared.verdict}{change} {commits} {row.series}{reason and f': {reason}'}"))

@@ -9,7 +9,7 @@ import click
 
 from groupbench.tracker.cli.here import person
 from groupbench.tracker.cli.options import When, reason_option
-from groupbench.tracker.text.wording import counted, printable
+from groupbench.tracker.text.wording import counted, date, printable
 from groupbench.tracker.tools.parameters import SERIES
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def mute(db: str, series: tuple[int, ...], until: datetime, reason: str) -> None
         for row in rows:
             decisions.decide(session, "muted", now, series=row.pk, who=person(), reason=reason, until=until)
     for row in rows:
-        click.echo(printable(f"muted until {until:%Y-%m-%d}: {row}"))
+        click.echo(printable(f"muted until {date(until)} UTC: {row}"))
 
 
 @click.command()

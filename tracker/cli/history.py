@@ -27,7 +27,7 @@ from groupbench.tracker.text.wording import (
     date,
     no_such,
     short_number,
-    signed_change,
+    signed_percent,
     spread,
     times,
     yes_or_no,
@@ -65,7 +65,7 @@ def metric_columns(name: str) -> tuple[Column, ...]:
     return (
         column,
         Column("spread", "spread", spread, right=True),
-        Column("Δ", "change", signed_change, right=True),
+        Column("Δ", "change", signed_percent, right=True),
     )
 
 

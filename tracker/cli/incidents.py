@@ -12,7 +12,7 @@ from groupbench.tracker.cli.here import person, traffic_of
 from groupbench.tracker.cli.options import When, reading, reason_option
 from groupbench.tracker.cli.output import APART, CELL, Column, Format, output_formats, say, write_rows
 from groupbench.tracker.facts.verdicts import INCIDENT_STATES
-from groupbench.tracker.text.wording import commit_text, date, printable, printable_lines, signed_change
+from groupbench.tracker.text.wording import commit_text, date, printable, printable_lines, signed_percent
 from groupbench.tracker.tools.parameters import INCIDENT, SERIES
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ _EACH = (
     Column("metric", "metric"),
     *CELL,
     *APART,
-    Column("change", "change", signed_change, right=True),
+    Column("change", "change", signed_percent, right=True),
     Column("A/B", "ab"),
     Column("cause", "cause"),
     Column("commit", "commit", commit_text),

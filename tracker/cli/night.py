@@ -142,11 +142,14 @@ def _night(context: click.Context, options: NightOptions, rest: tuple[str, ...])
         confirm = seconds_of("GROUPBENCH_CONFIRM_MINUTES", options.confirm, settings.confirm) if given else None
         return run(confirm)
     except KeyboardInterrupt:
-        say(
-            "groupbench: interrupted; a run of uncommitted changes cannot continue: a repeated command begins a new run"
+        then = (
+            "nothing was measured"
+            if not files.has_begun
+            else "a run of uncommitted changes cannot continue: a repeated command begins a new run"
             if dirty
-            else "groupbench: interrupted; repeat the command to continue this run"
+            else "repeat the command to continue this run"
         )
+        say(f"groupbench: interrupted; {then}")
         raise
 
 
@@ -322,7 +325,7 @@ class Night:
             self.step("ingest", str(file))
             file = self._begin()
             code = self._tritonbench(file)
-        if code == ExitCode.USAGE or not file.is_file() or not file.stat().st_size:
+        if code == ExitCode.USAGE or not self._files.has_begun:
             if self._new:
                 self._files.forget()
             else:  # a misspelled option must not discard results

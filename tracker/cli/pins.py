@@ -7,12 +7,12 @@ import click
 from groupbench.tracker.cli.here import person
 from groupbench.tracker.cli.options import IN_PERCENT, Percent, reading
 from groupbench.tracker.cli.output import Column, Format, output_formats, say, write_rows
-from groupbench.tracker.text.wording import commit_text, date, printable, signed_change
+from groupbench.tracker.text.wording import commit_text, date, printable, signed_change, signed_percent
 
 _COLUMNS = (
     Column("pin", "name"),
     Column("commit", "commit", commit_text),
-    Column("max slowdown", "max_slowdown", signed_change, right=True),
+    Column("max slowdown", "max_slowdown", signed_percent, right=True),
     Column("created", "created", date),
     Column("by", "who"),
     Column("ended", "ended", date),

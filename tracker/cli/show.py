@@ -28,7 +28,7 @@ from groupbench.tracker.text.wording import (
     milliseconds,
     printable,
     short_number,
-    signed_change,
+    signed_percent,
     spread,
 )
 
@@ -193,7 +193,7 @@ def _burst_columns(detail: PointDetail) -> tuple[Column, ...]:
         Column("burst", "burst", right=True),
         Column("samples", "samples", right=True),
         Column("median ms", "median_ms", milliseconds, right=True),
-        Column("from the median", "change", signed_change, right=True),
+        Column("from the median", "change", signed_percent, right=True),
     )
     if not detail.telemetry:
         return columns

@@ -95,7 +95,7 @@ class IncidentRow:
     def until(self) -> str | None:
         """When an expected incident becomes new again."""
         if self.until_time is not None:
-            return f"{self.until_time:%Y-%m-%d %H:%M}"
+            return f"{date(self.until_time)} UTC"
         return None if self.until_commit is None else f"commit {self.until_commit[:10]}"
 
     @property

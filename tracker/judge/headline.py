@@ -127,15 +127,10 @@ def _passed(rows: Sequence[Judged], counts: Mapping[str, int]) -> str:
 
 def _undecided(rows: Sequence[Judged]) -> str:
     """Return how many series history alone cannot decide, with the largest change that may be there."""
-    most = max(_hidden(row) for row in rows)
-    size = f"{'up to ' if len(rows) > 1 or any(row.rule == 'too wide' for row in rows) else ''}{percent(most)}"
+    most = percent(max(math.log1p(row.change or 0.0) for row in rows))  # a row shows it
+    wide = sum(row.rule == "too wide" for row in rows)
+    size = f"{'up to ' if len(rows) > 1 else ''}{most}" if wide < len(rows) else "twice the latency could hide"
     return f"history cannot tell whether {len(rows)} series got slower ({size})" + _advice(rows)
-
-
-def _hidden(row: Judged) -> float:
-    """Return the largest distance that an undecided row does not exclude."""
-    change = math.log1p(row.change or 0.0)
-    return max(change, row.evidence.reach or 0.0) if row.rule == "too wide" else change
 
 
 def _short(row: Judged) -> str:

@@ -14,7 +14,7 @@ from groupbench.tracker.judge.verdicts import Effect, Judged
 from groupbench.tracker.stats.predict import Predicted
 from groupbench.tracker.store.comparisons import DIFFERENT, SAME, Compared
 from groupbench.tracker.store.decisions import Muted
-from groupbench.tracker.text.wording import counted, signed_change
+from groupbench.tracker.text.wording import counted, signed_change, signed_ends
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ def ab_text(compared: Compared) -> str:
     if compared.toolchains is None and compared.base != compared.head:
         commits = f" of {compared.base[:10]}..{compared.head[:10]}"
     if compared.low is not None and compared.high is not None and math.isfinite(compared.low + compared.high):
-        ends = f" ({percent(compared.low)} to {percent(compared.high)})"
+        ends = f" ({signed_ends(math.expm1(compared.low), math.expm1(compared.high))})"
     blocks = f" in {counted(compared.pairs, 'block')}" if compared.pairs else ""
     near = compared.details.get("inherits")
     how = "measured by an A/B" if near is None else f"fits the A/B of series {near}"

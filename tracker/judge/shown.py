@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from groupbench.tracker.facts.metrics import LATENCY, RMS, Metric
-from groupbench.tracker.text.wording import latency, milliseconds, signed_change, times
+from groupbench.tracker.text.wording import latency, milliseconds, signed_change, signed_ends, times
 
 
 @dataclass(frozen=True)
@@ -52,4 +52,4 @@ class Shown:
         """Return the interval of the change: `+2.1% .. +3.9%`."""
         if self.low is None or self.high is None:
             return ""
-        return f"{signed_change(self.low)}{between}{signed_change(self.high)}"
+        return signed_ends(self.low, self.high, between)

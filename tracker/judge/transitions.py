@@ -38,7 +38,7 @@ from groupbench.tracker.stats.thresholds import FLOOR, step_scatter
 from groupbench.tracker.store import comparisons
 from groupbench.tracker.store.comparisons import DIFFERENT, SAME, Compared
 from groupbench.tracker.text.unchecked import merged
-from groupbench.tracker.text.wording import change_in_words, signed_change
+from groupbench.tracker.text.wording import change_in_words, signed_change, signed_ends
 
 NIGHTS = 10
 """Largest number of results before a transition whose median is the earlier level."""
@@ -248,8 +248,8 @@ def lines(rows: Sequence[Judged], run: RunRow) -> list[str]:
 def _line(differences: tuple[str, ...], code_changed: bool, machine: bool, rows: Sequence[Judged]) -> str:
     """Return the line of one transition: how far its series moved, and how many beyond their noise."""
     changes = [row.transition.change for row in rows if row.transition is not None]
-    ends = [signed_change(min(changes)), signed_change(max(changes))]
-    reach = ends[0] if len(rows) == 1 else f"{ends[0]} to {ends[1]}, median {signed_change(median(changes))}"
+    one, ends = signed_change(median(changes)), signed_ends(min(changes), max(changes))
+    reach = one if len(rows) == 1 else f"{ends}, median {one}"
     text = f"{some(differences)}, {'and the code changed' if code_changed else 'code unchanged'}"
     text += f": {len(rows)} series moved by {reach}"
     directions = _directions(rows)

@@ -25,7 +25,7 @@ from groupbench.tracker.store import comparisons
 from groupbench.tracker.store.comparisons import DIFFERENT, Compared
 from groupbench.tracker.store.schema import TIMED_POINT, Point, Series
 from groupbench.tracker.text import repro
-from groupbench.tracker.text.wording import chance, counted, signed_change
+from groupbench.tracker.text.wording import chance, counted, signed_ends
 
 NO_CALLS = CallsOf()
 MOST = 6
@@ -76,14 +76,15 @@ class IncidentView:
         members = self.in_force
         metrics = some(dict.fromkeys(each.metric for each in members))
         changes = [each.change for each in members if each.change is not None]
-        ends = dict.fromkeys(signed_change(end) for end in (min(changes), max(changes))) if changes else ()
+        reach = signed_ends(min(changes), max(changes)) if changes else ""
+        reach = " to ".join(dict.fromkeys(reach.split(" to ")))
         if members[0].metric == "result":
-            metrics, ends = "wrong result", ()
+            metrics, reach = "wrong result", ""
         backends = some(sorted({f"{each.series.operator} {each.series.backend}" for each in members}))
         number = len({each.series.pk for each in members})
         where = f"{backends} {members[0].series.shape}" if number == 1 else f"{number} series of {backends}"
         moved = ["moved:"] if self.has_moved else []
-        return " ".join([*moved, metrics, *([" to ".join(ends)] if ends else []), "in", where])
+        return " ".join([*moved, metrics, *([reach] if reach else []), "in", where])
 
     @property
     def has_moved(self) -> bool:

@@ -51,6 +51,12 @@ class NightFiles:
         return self._pointed(self._unfinished)
 
     @property
+    def has_begun(self) -> bool:
+        """Whether the unfinished run has measured a cell."""
+        file = self.unfinished
+        return file is not None and file.is_file() and file.stat().st_size > 0
+
+    @property
     def newest(self) -> Path | None:
         """The file of the run that finished last, or None."""
         file = self._pointed(self._newest)

@@ -52,6 +52,11 @@ class GeometricMean:
     low: float | None = None
     high: float | None = None
 
+    @property
+    def is_resolved(self) -> bool:
+        """Whether the interval excludes a mean of twice the size."""
+        return self.high is None or self.high < 2 * self.ratio
+
 
 def ratio_interval(
     before_ms: ArrayLike,  # [n] median latencies of one side's runs

@@ -21,6 +21,8 @@ from groupbench.tracker.text.unchecked import Unchecked
 
 SAME, DIFFERENT, UNKNOWN, FAILED = "same", "different", "unknown", "failed"
 NAMED = "named"
+UNMEASURED = "unmeasured"
+"""Mark in the details of a search's answer: no side could be measured."""
 DECIDED = (SAME, DIFFERENT)
 
 _FACTS = ("base", "head", "verdict", "effect", "low", "high", "base_ms", "head_ms", "pairs", "seconds")

@@ -17,6 +17,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from groupbench.tracker.store.schema import Decision
+from groupbench.tracker.text.wording import date
 
 Kind = Literal["rejected", "muted", "removed", "limit"]
 PLAN = "groupbench"
@@ -38,7 +39,7 @@ class Muted:
     @property
     def text(self) -> str:
         """The note of a muted row."""
-        return f"muted until {self.until:%Y-%m-%d}" + (f": {self.reason}" if self.reason else "")
+        return f"muted until {date(self.until)} UTC" + (f": {self.reason}" if self.reason else "")
 
 
 @dataclass(frozen=True)

@@ -86,11 +86,20 @@ def times(factor: float) -> str:
 
 
 def signed_change(value: float | None, digits: int = 1) -> str:
-    """Return a relative change in percent, or as a factor from `FACTOR_FROM` on; one that rounds to zero is `+0.0%`."""
+    """Return a relative change in percent, or as a factor from `FACTOR_FROM` on."""
+    return times(value + 1) if value is not None and value + 1 >= FACTOR_FROM else signed_percent(value, digits)
+
+
+def signed_percent(value: float | None, digits: int = 1) -> str:
+    """Return a relative change in percent, for a column, which has one unit. One that rounds to zero is `+0.0%`."""
     zero = f"{0:.{digits}f}%"
-    if value is not None and value + 1 >= FACTOR_FROM:
-        return times(value + 1)
     return "" if value is None else f"{100 * value:+.{digits}f}%".replace(f"-{zero}", f"+{zero}")
+
+
+def signed_ends(low: float, high: float, between: str = " to ") -> str:
+    """Return the ends of a range of relative changes in one unit: factors if the higher one is a factor."""
+    show = signed_percent if high + 1 < FACTOR_FROM else lambda value: times(value + 1)
+    return f"{show(low)}{between}{show(high)}"
 
 
 def change_in_words(

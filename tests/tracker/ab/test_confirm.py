@@ -361,6 +361,22 @@ def test_a_few_suspects_of_a_cause_are_measured_and_the_others_inherit(
     assert "A/B of 3 series, 5 more fit" in lines[1]
 
 
+def test_suspects_beyond_the_comparisons_of_a_cause_are_not_called_beyond_the_budget(
+    cli: Cli, stored: Stored, make: Any, bench: FakeBench
+) -> None:
+    """One A/B finds a difference, and the others none: no suspect is between two measured changes."""
+    for number in range(8):
+        stored(suspect(make, ms=1.2 + 0.001 * number, shape=f"G=4,N={64 + number},K=64"))
+    stored([make(night, shape="M=1,N=2", backend="quiet") for night in range(7)])
+    bench.plan("different", 0.18)
+    bench.then = lambda: bench.plan("same", 0.0)
+    done = cli("confirm")
+    assert done.stdout.splitlines()[-1].endswith(
+        "left out because 4 A/Bs of a cause are enough; run `groupbench confirm` to continue"
+    )
+    assert "budget" not in done.stdout and done.exit_code == 3
+
+
 def test_suspects_of_a_cause_at_two_pairs_of_commits_share_the_comparisons(
     cli: Cli, stored: Stored, make: Any, bench: FakeBench
 ) -> None:

@@ -121,6 +121,7 @@ ONE = [
     pytest.param(10, 0.003, 1),
     *(pytest.param(number, noise, 12, marks=MORE) for number in (1, 10) for noise in NOISES),
     *(pytest.param(100, noise, 2, marks=MORE) for noise in NOISES),
+    pytest.param(2000, 0.003, 1, marks=MORE),
 ]
 
 

@@ -41,12 +41,15 @@ class Bench:
         self.planted = 5  # the commit that is slower, and wrong
         self.effect = 0.05
         self.broken: set[int] = set()
+        self.dead: set[str] = set()  # backends of which no side can be measured
         self.asked: list[tuple[int, int]] = []
         self.here = H100
 
     def __call__(self, question: ComparisonRequest) -> AbFinding:
         base, head = (self.commits.index(commit) for commit in (question.base, question.head))
         self.asked.append((base, head))
+        if self.backend in self.dead:
+            return AbFinding("failed", message="no compiler", at="base")
         if head in self.broken:
             return AbFinding("failed", message="SyntaxError", at="head")
         effect = self.effect * ((head >= self.planted) - (base >= self.planted))
@@ -273,6 +276,44 @@ def test_a_night_names_the_commit_and_the_owner_of_each_incident(
     assert "bisect named the commit (above 99.9 %)" in screen and "by history alone" not in screen
     assert cli("confirm").stdout == "CONFIRM nothing to confirm\n"
     assert len(slower.asked) == number, "one search for each incident"
+
+
+def test_every_member_keeps_the_commit_that_a_search_of_one_named(
+    cli: Cli, slower: Bench, stored: Any, make: Any
+) -> None:
+    stored(slower_too(slower, make))
+    cli("confirm")
+    number = len(slower.asked)
+    for night, lead in ((8, 1.05), (9, 1.0), (10, 1.0)):  # the searched series is then back on the level
+        if night > 8:
+            stored(make(night, ms=ms, backend=name, commit=slower.commits[9]) for name, ms in of_night(lead))
+        cli("confirm")
+        gate = cli("gate", "--update")
+        assert "of 7 commits" not in gate.stdout + first_screen(cli), night
+        assert "(named by bisect)" in first_screen(cli)
+    assert len(slower.asked) == number
+
+
+def of_night(lead: float) -> list[tuple[str, float]]:
+    return [("other", lead), ("triton", 1.05)]
+
+
+def test_a_search_that_measures_nothing_waits_for_the_other_causes(
+    cli: Cli, slower: Bench, stored: Any, make: Any
+) -> None:
+    stored(slower_too(slower, make, ms=1.4))
+    slower.dead = {"other"}
+    lines = cli("confirm").stderr.splitlines()
+    searched = [line.split()[3] for line in lines if line.startswith("bisect ")]
+    assert sorted(searched) == ["other", "triton"], "each once a night"
+    cli("gate", "--update")
+    assert "bisect named no commit: GOOD" in first_screen(cli)
+    stored(slower_too(slower, make, "third", ms=2.0))
+    lines = cli("confirm").stderr.splitlines()
+    assert [line.split()[3] for line in lines if line.startswith("bisect ")] == ["third", "other"]
+    assert sum("fails: no compiler" in line for line in lines) == 2, "measured again, and printed once"
+    slower.dead = set()
+    assert f"{slower.commits[5][:10]} made grouped_gemm other " in cli("confirm").stdout
 
 
 def test_two_causes_have_a_search_each(cli: Cli, slower: Bench, stored: Any, make: Any) -> None:

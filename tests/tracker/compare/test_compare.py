@@ -189,6 +189,8 @@ def test_rows_and_geometric_means_have_intervals(cli: Cli, stored: Stored, make:
     assert lines[-4].startswith("geometric mean of lone over 1 series: 1.100")
     assert lines[-2].startswith("geometric mean of slow over 2 series: 1.22") and ", 95 % " in lines[-2]
     assert lines[-1].startswith("geometric mean of B/A over 5 series: 1.10") and ", 95 % " in lines[-1]
+    stored([make(2, ms, **cell) for cell, ms in zip(cells, (1, 1, 1, 1, 100), strict=True)])
+    assert "not resolved, since their ratios differ too much" in cli("compare", "000", "002").stdout.split("\n")[-2]
     listed = cli("compare", "000", "001", "--format=csv")
     assert ",ratio,low,high,p,noise," in listed.stdout.partition("\n")[0]
     assert "geometric mean of slow" in listed.stderr

@@ -181,7 +181,7 @@ def test_an_expected_level_is_the_one_to_judge_by(slower: Cli, stored: Stored, m
     result = slower("gate", "--update")
     assert result.exit_code == 0
     assert "1 on an expected level" in first_line(result)
-    assert "expected by Ada, until 2100-02-01 00:00: accuracy" in result.stdout
+    assert "expected by Ada, until 2100-02-01 00:00 UTC: accuracy" in result.stdout
     stored([make(8, ms=1.05), make(9, ms=1.1)])
     assert "1 unconfirmed" in first_line(slower("gate"))
     assert "+4.8%" in slower("gate").stdout
@@ -241,7 +241,7 @@ def test_an_end_that_is_none_is_usage(slower: Cli) -> None:
 @pytest.mark.sqlite
 def test_a_span_to_come_is_a_date(slower: Cli) -> None:
     assert slower("incidents", "expect", "1", "--until", "30d", "--reason", "r").exit_code == 0
-    until = datetime.strptime(listed(slower)[0]["until"], "%Y-%m-%d %H:%M").replace(tzinfo=UTC)
+    until = datetime.strptime(listed(slower)[0]["until"], "%Y-%m-%d %H:%M UTC").replace(tzinfo=UTC)
     assert timedelta(days=29) < until - datetime.now(UTC) < timedelta(days=31)
 
 

@@ -291,22 +291,32 @@ def test_uncommitted_changes_are_reported_before_they_are_measured(
     assert "groupbench: uncommitted changes: " in run("night")[1]
 
 
-@pytest.mark.parametrize("dirty", [False, True])
+@pytest.mark.parametrize(
+    ("dirty", "cells", "then"),
+    [
+        (False, 1, "repeat the command to continue this run"),
+        (True, 1, "a run of uncommitted changes cannot continue: a repeated command begins a new run"),
+        (False, 0, "nothing was measured"),
+    ],
+)
 def test_an_interrupt_says_whether_the_run_can_be_continued(
-    dirty: bool, tritonbench: Tritonbench, make: Callable[..., Record], tmp_path: Path, capsys: Any
+    dirty: bool,
+    cells: int,
+    then: str,
+    tritonbench: Tritonbench,
+    make: Callable[..., Record],
+    tmp_path: Path,
+    capsys: Any,
 ) -> None:
     git(tmp_path, "init", "-q", "-b", "main")
     git(tmp_path, "add", "groupbench.toml")
     git(tmp_path, "commit", "-q", "-m", "One")
     if dirty:
         (tmp_path / "groupbench.toml").write_text(PROJECT + "# changed\n")
-    tritonbench.records, tritonbench.codes = [[make(1)]], [130]
+    tritonbench.records, tritonbench.codes = [[make(1)][:cells]], [130]
     with main.make_context("groupbench", ["night"]) as context, pytest.raises(KeyboardInterrupt):
         main.invoke(context)
-    message = capsys.readouterr().err.splitlines()[-1]
-    assert message.endswith(
-        "a repeated command begins a new run" if dirty else "repeat the command to continue this run"
-    )
+    assert capsys.readouterr().err.splitlines()[-1] == f"groupbench: interrupted; {then}"
 
 
 def test_setup_runs_first_and_ends_a_night_that_it_fails(tritonbench: Tritonbench, tmp_path: Path) -> None:

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from groupbench.tracker.text.wording import change_in_words, commit_text, counted, milliseconds, no_such, signed_change
+from groupbench.tracker.text.wording import (
+    change_in_words,
+    commit_text,
+    counted,
+    milliseconds,
+    no_such,
+    signed_change,
+    signed_ends,
+    signed_percent,
+)
 
 
 @pytest.mark.parametrize(
@@ -53,6 +62,11 @@ def test_an_unknown_name(name: str, names: list[str], expected: str) -> None:
 )
 def test_a_large_change_is_a_factor(value: float | None, expected: str) -> None:
     assert signed_change(value) == expected
+
+
+def test_a_range_and_a_column_have_one_unit() -> None:
+    assert (signed_ends(0.05, 8.9), signed_ends(5.25, 19.1)) == ("+5.0% to +890.0%", "6.25× to 20.1×")
+    assert signed_percent(19.1) == "+1910.0%"
 
 
 def test_latencies_have_four_digits_and_no_stray_dot() -> None:
