@@ -20,7 +20,7 @@ from groupbench.tracker.cli.output import (
     say,
     write_table,
 )
-from groupbench.tracker.facts.metrics import METRICS
+from groupbench.tracker.facts.metrics import METRICS, QUANTITIES
 from groupbench.tracker.query.filters import Filter
 from groupbench.tracker.text.wording import (
     commit_text,
@@ -76,8 +76,9 @@ _REST = (
     Column("loaded", "loaded_changed", "; ".join, wraps=True),
     Column("message", "message", wraps=True),
 )
-_DEFAULT = ("latency", "tflops", "rms")
-_RARE = {"environment_changed", "loaded_changed", "message", "tflops", "gbps", "change", "speedup"}
+_IMPORTED = tuple(metric.name for metric in QUANTITIES)
+_DEFAULT = ("latency", "tflops", "rms", *_IMPORTED)
+_RARE = {"environment_changed", "loaded_changed", "message", "tflops", "gbps", "change", "speedup", *_IMPORTED}
 """Keys of columns that are left out if they are empty."""
 
 

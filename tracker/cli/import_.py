@@ -19,7 +19,7 @@ from groupbench.tracker.text.wording import counted, printable, some
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from groupbench.tracker.formats.loading import Prepared, Summary
+    from groupbench.tracker.formats.loading import Prepared, Stored, Summary
     from groupbench.tracker.formats.sources import Given
     from groupbench.tracker.store.engine import Store
     from groupbench.tracker.store.ingest import Ingested
@@ -179,17 +179,18 @@ class _Import:
     def __init__(self, db: str, format_name: str | None, facts: Options) -> None:
         self.db, self.format_name, self.facts = db, format_name, facts
         self.files = 0  # stored, now or by an earlier import
+        self.read: list[dict[str, Any]] = []  # rows of newly imported files
         self.opened = ExitStack()  # of the database, once a file can be stored
         self.database: Store | None = None
 
     def store(self, arguments: list[Given]) -> None:
         """Store all files. Raises IngestError for the first failing argument."""
         from groupbench.tracker.facts.errors import IngestError, TrackerError
-        from groupbench.tracker.formats.loading import preparing
+        from groupbench.tracker.formats.loading import Stored, preparing
         from groupbench.tracker.tools.progress import Progress
 
         sources = [source for argument in arguments for source in argument.sources]
-        stored = self._stored() if len(sources) > 1 else {}
+        stored = self._stored() if len(sources) > 1 else Stored()
         gc.freeze()  # modules live as long as the process
         gc.disable()  # results have no cycles, and collections take a twentieth of the time
         try:
@@ -198,8 +199,11 @@ class _Import:
                 preparing(sources, self.format_name, self.facts, stored) as prepared,
                 Progress(len(sources), "files") as progress,
             ):
-                for argument in arguments:
-                    self._argument(argument, prepared, progress)
+                try:
+                    for argument in arguments:
+                        self._argument(argument, prepared, progress)
+                finally:
+                    self._remember()
         except (TrackerError, ChildProcessError) as error:
             message = error.message if isinstance(error, TrackerError) else str(error)
             if not self.files:
@@ -212,27 +216,39 @@ class _Import:
         finally:
             gc.enable()
 
-    def _stored(self) -> dict[str, int]:
-        """Return each run's number of results from earlier imports."""
+    def _stored(self) -> Stored:
+        """Return the imported runs and files in the database."""
         from groupbench.tracker.facts.errors import StoreError
-        from groupbench.tracker.formats.loading import stored_runs
+        from groupbench.tracker.formats.loading import Stored, stored_imports
         from groupbench.tracker.store.engine import open_store
 
         try:
             with open_store(self.db, create=False) as store, store.read() as session:
-                return stored_runs(session)
+                return stored_imports(session)
         except StoreError:  # it does not exist yet; any other reason is reported when a file is stored
-            return {}
+            return Stored()
+
+    def _remember(self) -> None:
+        """Store which files were read, in one transaction."""
+        from groupbench.tracker.formats.loading import remember
+
+        if self.read:
+            with self._opened().write() as session:
+                remember(session, self.read)
 
     def _ingest(self, one: Prepared) -> Ingested:
-        from groupbench.tracker.store.engine import open_store
         from groupbench.tracker.store.ingest import ingest_checked
         from groupbench.tracker.store.staged import unpacked
 
         assert one.part is not None
+        return ingest_checked(self._opened(), unpacked(one.part), one.source.name)
+
+    def _opened(self) -> Store:
+        from groupbench.tracker.store.engine import open_store
+
         if self.database is None:
             self.database = self.opened.enter_context(open_store(self.db, create=True))
-        return ingest_checked(self.database, unpacked(one.part), one.source.name)
+        return self.database
 
     def _argument(self, argument: Given, prepared: Iterator[Prepared], progress: Progress) -> None:
         from groupbench.tracker.facts.errors import IngestError
@@ -252,6 +268,8 @@ class _Import:
                     skipped += 1
                 else:
                     done.append(self._ingest(one))
+                if one.file is not None and len(argument.sources) > 1:
+                    self.read.append(one.file)
                 self.files += 1
             progress.add(1, one.summary.results)
         if not done and not skipped:

@@ -111,6 +111,16 @@ REPEATABLE = Metric(
 )
 """The metric `repeatable` as the gate judges it."""
 
+QUANTITIES = (
+    Metric("memory_mib", "MiB", "imported bytes", "memory MiB", rule="scatter"),
+    Metric("bandwidth", "GB/s", "imported bytes per time", better="higher", rule="scatter"),
+    Metric("per_second", "1/s", "imported rate, such as tokens", better="higher", rule="scatter"),
+    Metric("score", "", "imported number that should rise", better="higher", rule="scatter"),
+    Metric("cost", "", "imported number that should fall", rule="scatter"),
+    Metric("value", "", "imported number of unknown direction", better="neither"),
+)
+"""Values of imported benchmarks that are not times. Such a cell has one of them, and no latency."""
+
 METRICS: dict[str, Metric] = {
     metric.name: metric
     for metric in (
@@ -382,6 +392,7 @@ METRICS: dict[str, Metric] = {
             cost=NCU,
         ),
         Metric("barriers", "", "instructions that wait at a barrier", better="neither"),
+        *QUANTITIES,
     )
 }
 

@@ -348,8 +348,8 @@ def _check(record: Record) -> None:
         raise WrongSchema(record.schema)
     if record.latency is not None:
         _check_latency(record.latency)
-    elif record.status == "ok" and (record.accuracy is None or record.accuracy == Accuracy()):
-        raise RecordError("status is ok, but the record has neither latency nor accuracy")
+    elif record.status == "ok" and record.accuracy in (None, Accuracy()) and not record.metrics:
+        raise RecordError("status is ok, but the record has neither latency, accuracy nor metrics")
     if record.status != "ok" and not record.message:
         raise RecordError(f"status is {record.status}, which needs a message")
     for name in ("mismatch", "unwritten"):

@@ -2,9 +2,9 @@
 
 The folder has `benchmarks.json`, a folder for each machine, and in it a file for each commit and environment. A
 benchmark becomes an operator, the parameters the shape, and the environment's name the backend, since asv runs one
-commit in several environments. Only times are read (`time_…`, and `track_…` with a unit of time or calls per time).
-Other units (`peakmem_…`, most of `track_…`) are left out and counted, as are results of another version of a benchmark
-than the one in `benchmarks.json`. null is a failure, NaN a skipped benchmark.
+commit in several environments. Values that are not times (`peakmem_…`, most of `track_…`) become metrics. Results of
+another version of a benchmark than the one in `benchmarks.json` are left out and counted. null is a failure, NaN a
+skipped benchmark.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 from groupbench.tracker.facts.record import Environment, Run
-from groupbench.tracker.formats.common import ImportedResult, LeftOut, Options, Read, Reader
+from groupbench.tracker.formats.common import ImportedResult, LeftOut, Options, Read, Reader, with_unit
 from groupbench.tracker.formats.values import (
     FormatError,
     convert,
@@ -156,11 +156,11 @@ class _AsvReader(Reader):
         for name, table in self.columns.items():
             unit, facts = self._other_unit(name), (self.benchmarks or {}).get(name) or AsvBenchmark()
             outdated = table.version is not None and facts.version not in (None, table.version)
-            if unit is not None or outdated:
-                reason = f"of unit {unit}" if unit else "of another version of the benchmark"
-                yield from itertools.repeat(LeftOut(reason, name), len(table.result or [None]))
+            if outdated:
+                left_out = LeftOut("of another version of the benchmark", name)
+                yield from itertools.repeat(left_out, len(table.result or [None]))
             else:
-                yield from self._combinations(name, table, facts)
+                yield from self._combinations(name, table, facts, unit)
 
     def _other_unit(self, name: str) -> str | None:
         """Return the unit of a benchmark, or None if it measures seconds."""
@@ -173,7 +173,9 @@ class _AsvReader(Reader):
         prefix, _, rest = name.rsplit(".", 1)[-1].partition("_")
         return None if rest and prefix in ("time", "timeraw") else _UNITS.get(prefix, "unknown")
 
-    def _combinations(self, name: str, table: AsvColumns, facts: AsvBenchmark) -> Iterator[ImportedResult]:
+    def _combinations(
+        self, name: str, table: AsvColumns, facts: AsvBenchmark, unit: str | None
+    ) -> Iterator[ImportedResult | LeftOut]:
         """Yield the result of each combination of a benchmark's parameters."""
         number = math.prod(len(values) for values in table.params)
         if number > MOST_COMBINATIONS:
@@ -184,8 +186,11 @@ class _AsvReader(Reader):
         names = [*facts.param_names, *(f"param{i + 1}" for i in range(len(facts.param_names), len(table.params)))]
         for place, combination in enumerate(itertools.product(*table.params)):
             shape = ",".join(f"{key}={text}" for key, text in zip(names, combination, strict=False))
-            cell = self.cell(name, self.results.env_name, shape)
             seconds = number_of(values[place])
+            if unit is not None and seconds is not None and not math.isnan(seconds):
+                yield self.measured(name, self.results.env_name, shape, seconds, unit)
+                continue
+            cell = self.cell(name, self.results.env_name, shape if unit is None else with_unit(shape, unit))
             if seconds is not None and facts.type == "track":
                 seconds = (milliseconds_of(seconds, facts.unit or "") or 0.0) / 1e3
             duration = table.duration

@@ -1,8 +1,7 @@
 """Read Bencher Metric Format (BMF): an object with an object of measures for each benchmark.
 
-The measure `latency` is in ns. A measure whose name ends in a unit of time (`latency_p99_us`) is a series of its own,
-with the measure as its shape. Other measures, such as `throughput`, are left out and counted. The file has neither
-commit, date nor machine.
+The measure `latency` is in ns. Any other measure is a series, with the measure as its shape, and the unit at
+the end of its name (`latency_p99_us`). The file has neither commit, date nor machine.
 """
 
 from __future__ import annotations
@@ -13,11 +12,14 @@ from pathlib import Path
 
 import msgspec
 
-from groupbench.tracker.facts.record import LONGEST_NAME, Environment, Run
+from groupbench.tracker.facts.record import Environment, Run
 from groupbench.tracker.formats.common import ImportedResult, LeftOut, Options, Read, Reader, read_runs
-from groupbench.tracker.formats.values import UNITS, FormatError, convert, load_json, read_bytes
+from groupbench.tracker.formats.values import FormatError, convert, load_json, read_bytes, unit_in
 
 TITLE = "Bencher Metric Format"
+
+_UNITS = {"latency": "ns", "throughput": "operations/s", "build-time": "s", "file-size": "bytes"}
+"""Units of Bencher's own measures."""
 
 _START = re.compile(rb'\s*\{\s*"(?:[^"\\]|\\.)*"\s*:\s*\{\s*"[a-z0-9_-]+"\s*:\s*\{\s*"(value|lower_value|upper_value)"')
 
@@ -55,9 +57,5 @@ class _BencherReader(Reader):
             if not name.strip():
                 raise FormatError("a benchmark has no name")
             for measure, metric in measures.items():
-                unit = "ns" if measure == "latency" else re.split("[-_]", measure)[-1]
-                if unit not in UNITS or unit == measure:
-                    yield LeftOut(f"of measure {measure}", name)
-                    continue
-                cell = self.cell(name[:LONGEST_NAME], self.name, "-" if measure == "latency" else measure)
-                yield ImportedResult(cell, [[metric.value * UNITS[unit]]])
+                unit = _UNITS.get(measure) or unit_in(measure)
+                yield self.measured(name, self.name, "-" if measure == "latency" else measure, metric.value, unit)

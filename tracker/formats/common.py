@@ -16,7 +16,9 @@ import msgspec
 
 from groupbench.tracker.facts.fleeting import settled, settled_machine
 from groupbench.tracker.facts.identity import cell_fields
+from groupbench.tracker.facts.metrics import Better
 from groupbench.tracker.facts.record import (
+    LONGEST_NAME,
     MEASURED,
     SCHEMA,
     Accuracy,
@@ -31,7 +33,7 @@ from groupbench.tracker.facts.record import (
     cut,
 )
 from groupbench.tracker.formats.usual import usual
-from groupbench.tracker.formats.values import FormatError, dims_of, from_iso
+from groupbench.tracker.formats.values import FormatError, dims_of, from_iso, milliseconds_of, quantity_of
 
 SHORTEST_HASH = 7
 """Fewest digits of a hash's start that identify a commit."""
@@ -215,6 +217,20 @@ class Reader(ABC):
             **numbers,
         )
 
+    def measured(
+        self, operator: str, backend: str, shape: str, value: float | None, unit: str, better: Better = "neither"
+    ) -> ImportedResult | LeftOut:
+        """Return a result in any unit: a latency if the unit is a time, else a metric, with the unit in the shape."""
+        milliseconds = None if value is None else milliseconds_of(value, unit)
+        if milliseconds is not None:
+            return ImportedResult(self.cell(operator[:LONGEST_NAME], backend, shape), [[milliseconds]])
+        if value is None or not 0 <= value < math.inf:
+            return LeftOut("without a number", operator)
+        metric, amount = quantity_of(value, unit, better)
+        return ImportedResult(
+            self.cell(operator[:LONGEST_NAME], backend, with_unit(shape, unit)), metrics={metric: amount}
+        )
+
     def own_date(self, text: str | None, where: str) -> datetime | None:
         """Return the file's date, or None if it is missing or the user names another one.
 
@@ -328,6 +344,23 @@ def numbered(results: Iterable[tuple[T, str, str]]) -> Iterator[tuple[T, str, st
         yield result, operator, shape if number == 1 else f"{shape or '-'}#{number}"
 
 
+def with_unit(shape: str, unit: str) -> str:
+    """Return the shape for a value other than a time, which may have the same name."""
+    return ",".join(part for part in (shape, f"unit={unit}" if unit else "") if part not in ("", "-"))
+
+
+def distinct(results: Iterable[ImportedResult | LeftOut]) -> Iterator[ImportedResult | LeftOut]:
+    """Yield results. The second one for a cell gets `#2`: it is not a repetition."""
+    seen: Counter[tuple[str, str]] = Counter()
+    for one in results:
+        if isinstance(one, ImportedResult):
+            key = one.cell.operator, one.cell.shape
+            seen[key] += 1
+            if seen[key] > 1:
+                one = replace(one, cell=msgspec.structs.replace(one.cell, shape=f"{one.cell.shape}#{seen[key]}"))
+        yield one
+
+
 def _first(*names: str | None) -> str:
     """Return the first name that is given. The last one always is."""
     return next(filter(None, names), "")
@@ -349,7 +382,7 @@ def make_record(run: Run, environment: Environment, cell: Cell, result: Imported
             status, message = "error", f"latency is {invalid[0]:g}, which is not a valid duration"
         elif bursts and all(bursts):
             latency = Latency(timing=timing, bursts_ms=tuple(tuple(burst) for burst in bursts))
-        elif status == "ok" and result.accuracy in (None, Accuracy()):
+        elif status == "ok" and result.accuracy in (None, Accuracy()) and not result.metrics:
             status, message = "skipped", "no latency"
     return Record(
         schema=SCHEMA,

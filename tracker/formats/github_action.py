@@ -1,8 +1,8 @@
 """Read github-action-benchmark's `data.js`, and the lists that its custom tools read.
 
 Each entry is a run: a suite at a commit. A benchmark is an operator, the suite the backend. A rate of calls
-(`iter/sec`, `ops/ms`) becomes the time of one call, so lower is better for all. Values of other units are left out and
-counted.
+(`iter/sec`, `ops/ms`) becomes the time of one call. A value of another unit becomes a metric. Its direction is that of
+the tool (`customBiggerIsBetter`), or of the unit.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from pathlib import Path
 
 import msgspec
 
-from groupbench.tracker.facts.record import LONGEST_NAME, Environment, Run
-from groupbench.tracker.formats.common import ImportedResult, LeftOut, Options, Read, Reader, numbered, read_runs
+from groupbench.tracker.facts.metrics import Better
+from groupbench.tracker.facts.record import Environment, Run
+from groupbench.tracker.formats.common import ImportedResult, LeftOut, Options, Read, Reader, distinct, read_runs
 from groupbench.tracker.formats.values import (
     FormatError,
     convert,
     from_iso,
     from_timestamp,
     load_json,
-    milliseconds_of,
     number_of,
     read_bytes,
 )
@@ -29,6 +29,7 @@ from groupbench.tracker.formats.values import (
 TITLE = "github-action-benchmark"
 
 _PREFIX = b"window.BENCHMARK_DATA"
+_BETTER: dict[str, Better] = {"customBiggerIsBetter": "higher", "customSmallerIsBetter": "lower"}
 
 
 class ActionCommit(msgspec.Struct):
@@ -102,13 +103,11 @@ class _ActionReader(Reader):
         return self.make_environment(device="cpu")
 
     def cells(self) -> Iterator[ImportedResult | LeftOut]:
-        for bench, name, shape in numbered((bench, bench.name, "-") for bench in self.entry.benches):
-            value = number_of(bench.value)
-            ms = None if value is None else milliseconds_of(value, bench.unit)
-            if ms is None:
-                yield LeftOut(f"of unit {bench.unit or 'unknown'}", bench.name)
-            else:
-                yield ImportedResult(self.cell(name[:LONGEST_NAME] or "-", self.suite, shape), [[ms]])
+        better = _BETTER.get(self.entry.tool or "", "neither")
+        return distinct(
+            self.measured(bench.name or "-", self.suite, "-", number_of(bench.value), bench.unit, better)
+            for bench in self.entry.benches
+        )
 
 
 def _time(text: str | None) -> datetime | None:

@@ -16,8 +16,16 @@ import msgspec
 
 from groupbench.tracker.facts.record import Environment, Run
 from groupbench.tracker.formats.common import ImportedResult, LeftOut, Options, Read, Reader, numbered, read_runs
-from groupbench.tracker.formats.v3 import V3Entry
-from groupbench.tracker.formats.values import FormatError, convert, from_timestamp, load_json, number_of, read_bytes
+from groupbench.tracker.formats.v3 import V3Benchmark, V3Entry, V3Metric, V3Model
+from groupbench.tracker.formats.values import (
+    FormatError,
+    convert,
+    from_iso,
+    from_timestamp,
+    load_json,
+    number_of,
+    read_bytes,
+)
 
 TITLE = "Helion benchmark JSON"
 
@@ -28,26 +36,67 @@ class HelionEntry(V3Entry):
     shape: list[Any] = msgspec.field(default_factory=list)
 
 
+class DashboardNight(msgspec.Struct):
+    full_sha: str
+    date: str
+    per_shape: dict[str, list[Any]]
+    branch: str | None = None
+
+
+class DashboardKernel(msgspec.Struct):
+    kernel: str
+    platform: str
+    history: list[DashboardNight]
+
+
+class Dashboard(msgspec.Struct):
+    summary: list[DashboardKernel]
+
+
 def recognise(head: bytes, path: Path) -> bool:
+    if head.lstrip().startswith(b"{"):
+        return b'"helion_speedup_geomean"' in head and b'"summary"' in head
     listed = head.lstrip().startswith(b"[") and b'"benchmark_values"' in head
     return listed and re.search(rb'"shape"\s*:\s*\[', head) is not None
 
 
 def read(path: Path, options: Options) -> Iterator[Read]:
     data = read_bytes(path)
-    entries = convert(load_json(data), list[HelionEntry])
+    content = load_json(data)
+    if isinstance(content, dict):
+        runs = _runs(convert(content, Dashboard).summary)
+        return read_runs(
+            _HelionReader(msgspec.json.encode(of_run), options, of_run, platform) for platform, of_run in runs
+        )
+    entries = convert(content, list[HelionEntry])
     if not entries:
         raise FormatError("contains no results")
     return read_runs([_HelionReader(data, options, entries)])
+
+
+def _runs(kernels: list[DashboardKernel]) -> list[tuple[str, list[HelionEntry]]]:
+    """Return the platform and the entries of each run of a dashboard."""
+    runs: dict[tuple[str, str, str], list[HelionEntry]] = {}
+    for kernel in kernels:
+        for night in kernel.history:
+            shapes = night.per_shape.get("shapes", [])
+            facts = V3Benchmark(name=TITLE, extra_info={"device": kernel.platform})
+            stamp = from_iso(night.date, "date").timestamp()
+            runs.setdefault((night.full_sha, night.date, kernel.platform), []).extend(
+                HelionEntry(facts, V3Model(kernel.kernel), V3Metric(name, values), [], {}, stamp, night.full_sha,
+                            night.branch, shapes)
+                for name, values in night.per_shape.items() if name != "shapes" and values
+            )  # fmt: skip
+    return [(platform, entries) for (_, _, platform), entries in runs.items()]
 
 
 class _HelionReader(Reader):
     name = "helion"
     dtype = "unknown"
 
-    def __init__(self, data: bytes, options: Options, entries: list[HelionEntry]) -> None:
+    def __init__(self, data: bytes, options: Options, entries: list[HelionEntry], part: str | None = None) -> None:
         super().__init__(data, options, entries[0].benchmark.extra_info)
-        self.entries, self.first = entries, entries[0]
+        self.entries, self.first, self.part = entries, entries[0], part
 
     def run(self) -> Run:
         stamp = self.first.timestamp
@@ -55,6 +104,7 @@ class _HelionReader(Reader):
             commit=self.first.head_sha,
             branch=self.first.head_branch,
             date=None if stamp is None else from_timestamp(stamp),
+            part=self.part,
         )
 
     def environment(self) -> Environment:

@@ -1,17 +1,21 @@
-"""Import many files: each is read and hashed in a process, and stored in a transaction of its own.
+"""Import many files: each is read and hashed in a process, and stored in one transaction.
 
-So an interrupt keeps the stored files, and the largest files bound the memory. A second import passes over the files
-whose runs are stored.
+So an interrupt keeps the stored files, and the largest files bound the memory. A second import does not read the files
+whose content and runs are stored.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
-from functools import partial
-from typing import TYPE_CHECKING
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from groupbench.tracker.facts.errors import IngestError
 from groupbench.tracker.formats import Options, UnknownFormat, checked, one_line, read
@@ -22,6 +26,9 @@ from groupbench.tracker.store.staged import Part, part_of
 
 if TYPE_CHECKING:
     from sqlalchemy.orm import Session
+
+_READERS = 1
+"""Version of the readers. With another one, an import reads stored files again, since it may find more in them."""
 
 _FILES_AHEAD = 3
 """Files waiting for a process or for the store."""
@@ -59,28 +66,65 @@ class Prepared:
     part: Part | None = None  # None if its runs are stored, or if it cannot be read
     problem: str | None = None  # why it cannot be read
     unknown: bool = False  # whether it has no known format
+    file: dict[str, Any] | None = None  # a row for the database; None if stored, or to be read every time
 
 
-def stored_runs(session: Session) -> dict[str, int]:
-    """Return the number of results of each imported run in the database."""
+@dataclass
+class Stored:
+    """The imported runs and files in the database."""
+
+    runs: Mapping[str, int] = field(default_factory=dict)  # number of results by run
+    files: Mapping[str, tuple[str, int, dict[str, int]]] = field(default_factory=dict)  # title, failed and runs
+
+    def has(self, runs: Mapping[str, int]) -> bool:
+        return bool(runs) and all(self.runs.get(run) == count for run, count in runs.items())
+
+
+_stored = Stored()
+"""Set by `preparing` for the processes, which begin as forks: it is too large to be sent with each file."""
+
+
+def stored_imports(session: Session) -> Stored:
+    """Return the imported runs and files in the database."""
     from sqlalchemy import func, select
 
     from groupbench.tracker.store import schema
+    from groupbench.tracker.store.schema import ImportedFile
 
-    query = (
+    counts = (
         select(schema.Run.uuid, func.count(schema.Point.id))
         .join(schema.Point, schema.Point.run_id == schema.Run.id)
         .where(schema.Run.trigger == "import")
         .group_by(schema.Run.uuid)
     )
-    return {key: count for key, count in session.execute(query).all()}  # noqa: C416 - rows, not pairs
+    files = select(ImportedFile.content, ImportedFile.title, ImportedFile.failed, ImportedFile.runs)
+    return Stored(
+        {run: count for run, count in session.execute(counts)},  # noqa: C416 - rows, not pairs
+        {content: (title, failed, runs) for content, title, failed, runs in session.execute(files)},
+    )
 
 
-def prepare(source: Source, format_name: str | None, options: Options, stored: Mapping[str, int]) -> Prepared:
+def remember(session: Session, files: Sequence[dict[str, Any]]) -> None:
+    """Store the rows of newly imported files."""
+    from sqlalchemy import select
+
+    from groupbench.tracker.store.bulk import insert_rows
+    from groupbench.tracker.store.schema import ImportedFile
+
+    before = set(session.scalars(select(ImportedFile.content)))
+    rows = {file["content"]: file for file in files if file["content"] not in before}
+    insert_rows(session, ImportedFile, list(rows.values()))
+
+
+def prepare(source: Source, format_name: str | None, options: Options) -> Prepared:
     """Read and hash one file. An error is part of the result, because other files follow."""
     summary = Summary()
     try:
         with one_line(source.name):
+            content = _content(source.path, format_name, options)
+            title, failed, runs = _stored.files.get(content, ("", 0, {}))
+            if _stored.has(runs):
+                return Prepared(source, Summary(Counter([title]), sum(runs.values()), failed))
             loaded = read(source.path, format_name, options)
             summary.titles[loaded.title] = 1
             summary.results = len(loaded.records)
@@ -88,20 +132,38 @@ def prepare(source: Source, format_name: str | None, options: Options, stored: M
             summary.left_out.update((one.reason, one.name) for one in loaded.left_out)
             summary.merged = dict.fromkeys(loaded.merged)
             summary.notes = {note.text: note for note in loaded.noted}
-            counts = Counter(record.run.id for record in loaded.records) if stored else Counter()
-            if counts and all(stored.get(run) == count for run, count in counts.items()):
-                return Prepared(source, summary)
-            return Prepared(source, summary, part_of(checked(loaded.records)))
+            counts = Counter(record.run.id for record in loaded.records)
+            facts = {"content": content, "title": loaded.title, "failed": summary.failed, "runs": dict(counts)}
+            file = None if loaded.noted or loaded.merged else facts
+            part = None if _stored.has(counts) else part_of(checked(loaded.records))
+            return Prepared(source, summary, part, file=file)
     except IngestError as error:
         return Prepared(source, summary, None, error.message, isinstance(error.__cause__, UnknownFormat))
 
 
+def _content(path: Path, format_name: str | None, options: Options) -> str:
+    """Return a hash of everything from which a file's records follow."""
+    digest = hashlib.sha256(path.read_bytes())
+    above = path.parent.parent / "benchmarks.json"  # of asv
+    with suppress(OSError):
+        digest.update(_hash_of(above, above.stat().st_mtime_ns))
+    digest.update(msgspec.json.encode([_READERS, format_name, options.key(), options.device, path.name]))
+    return digest.hexdigest()
+
+
+@lru_cache(maxsize=2)
+def _hash_of(path: Path, _: int) -> bytes:
+    return hashlib.sha256(path.read_bytes()).digest()
+
+
 @contextmanager
 def preparing(
-    sources: Sequence[Source], format_name: str | None, options: Options, stored: Mapping[str, int]
+    sources: Sequence[Source], format_name: str | None, options: Options, stored: Stored
 ) -> Iterator[Iterator[Prepared]]:
     """Enter a context in which files are read ahead, by processes if they are many, and iterate over them in order."""
-    work = partial(prepare, format_name=format_name, options=options, stored=stored)
+    global _stored
+    _stored = stored
+    work = partial(prepare, format_name=format_name, options=options)
     with ExitStack() as stack:
         prepared: Iterator[Prepared] = map(work, sources)
         if len(sources) > 1 and processes() > 1 and sum(map(_size, sources)) >= _SHARED_FROM_BYTES:

@@ -1,7 +1,7 @@
 """Read request times by name, for vLLM's and SGLang's benchmark files.
 
-Each time is a series of its own: the median time to the first token, the median time per token, and so on. Rates, such
-as tokens per second, are left out and counted, as are means and percentiles where the median exists.
+Each time is a series: the median time to the first token, the median time per token, and so on. So is each
+rate, such as tokens per second. Means and percentiles are not read where the median exists.
 """
 
 from __future__ import annotations
@@ -10,17 +10,17 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
-from groupbench.tracker.facts.record import Cell, Environment, Run
+from groupbench.tracker.facts.record import Environment, Run, Status
 from groupbench.tracker.formats.common import ImportedResult, LeftOut, Options, Reader
 from groupbench.tracker.formats.values import number_of
 
 _TIME = re.compile(r"(median|mean)_(ttft|tpot|itl|e2el|e2e_latency)_ms")
-_RATE = re.compile(r".*(throughput|per_second|goodput)s?")
+_RATE = re.compile(r"(?:(request|input|output|total|total_token)_(?:throughput|goodput))|(request|token)s_per_second")
 
 LOAD = (
     *("batch_size", "input_len", "output_len", "num_prompts", "request_rate", "burstiness", "max_concurrency"),
     *("dataset_name", "random_input_len", "random_output_len", "random_range_ratio", "sharegpt_output_len"),
-    *("tensor_parallel_size", "tp_size"),
+    *("tensor_parallel_size", "tp_size", "max_num_seqs", "max_num_batched_tokens", "tag", "label"),
 )
 """Keys describing the load, which is the shape."""
 
@@ -54,23 +54,34 @@ class ServingReader(Reader):
                 samples = content.get("latencies") if name == "avg_latency" else None
                 values = samples if isinstance(samples, list) and samples else [content[name]]
                 yield self._result(name, [number_of(value) for value in values], self.times[name])
-            elif match is None and _RATE.fullmatch(name) and number_of(content[name]) is not None:
-                yield LeftOut("of a rate", name)
+            elif (
+                (rate := _RATE.fullmatch(name)) and not self.failed and (value := number_of(content[name])) is not None
+            ):
+                unit = "requests/s" if "request" in rate.groups() else "tokens/s"
+                yield self.measured(self._named(name), self.name, self._load(), value, unit)
 
     def _result(self, measure: str, values: list[float | None], scale: float) -> ImportedResult:
-        cell = self._cell(measure)
+        cell = self.cell(self._named(measure), self.name, self._load())
         if any(value is None for value in values):
             return ImportedResult(cell, status="error", message=f"{measure} is not a number")
-        failed = number_of(self.content.get("failed")) or 0
         samples = [(value or 0.0) * scale for value in values]
-        if failed:
-            return ImportedResult(cell, [samples], "wrong", f"{failed:.0f} requests failed")
+        if self.failed:
+            status: Status = "wrong" if all(samples) else "error"
+            return ImportedResult(cell, [samples], status, f"{self.failed:.0f} requests failed")
         return ImportedResult(cell, [samples])
 
-    def _cell(self, measure: str) -> Cell:
-        content = self.content
-        names = (content.get(key) for key in ("model_id", "model", "model_path"))
+    @property
+    def failed(self) -> float:
+        """The number of failed requests."""
+        return number_of(self.content.get("failed")) or 0.0
+
+    def _named(self, measure: str) -> str:
+        content, server = self.content, self.content.get("server_info")
+        names = [content.get(key) for key in ("model_id", "model", "model_path")]
+        names.append(server.get("model_path") if isinstance(server, dict) else None)
         model = next((name for name in names if isinstance(name, str)), "-")
-        load = {key: content[key] for key in LOAD if isinstance(content.get(key), str | int | float)}
-        shape = ",".join(f"{key}={value}" for key, value in load.items() if value != "")
-        return self.cell(f"{model} {measure}" if model != "-" else measure, self.name, shape)
+        return f"{model} {measure}" if model != "-" else measure
+
+    def _load(self) -> str:
+        load = {key: self.content[key] for key in LOAD if isinstance(self.content.get(key), str | int | float)}
+        return ",".join(f"{key}={value}" for key, value in load.items() if value != "")

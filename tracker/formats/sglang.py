@@ -6,13 +6,10 @@ Each line is a load with the median of each time of a request, or the times of a
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-import msgspec
-
-from groupbench.tracker.formats.common import ImportedResult, LeftOut, Options, Read, numbered, read_runs
+from groupbench.tracker.formats.common import ImportedResult, LeftOut, Options, Read, distinct, read_runs
 from groupbench.tracker.formats.serving import ServingReader
 from groupbench.tracker.formats.values import FormatError, load_json, read_bytes
 
@@ -56,13 +53,4 @@ class _SglangReader(ServingReader):
         self.loads = loads
 
     def cells(self) -> Iterator[ImportedResult | LeftOut]:
-        results: list[ImportedResult] = []
-        for content in self.loads:
-            self.content = content
-            for one in super().cells():
-                if isinstance(one, LeftOut):
-                    yield one
-                else:
-                    results.append(one)
-        for one, _, shape in numbered((one, one.cell.operator, one.cell.shape) for one in results):
-            yield replace(one, cell=msgspec.structs.replace(one.cell, shape=shape))
+        return distinct(one for self.content in self.loads for one in super(_SglangReader, self).cells())

@@ -1,4 +1,4 @@
-"""Read files for PyTorch's benchmark database, `oss_ci_benchmark_v3`, written by TritonBench or by `export`.
+"""Read files for PyTorch's benchmark database, `oss_ci_benchmark_v3`: by TritonBench, `export` and others (see `hud`).
 
 A file has an entry for each metric, as JSON lines or a list. The metrics of one operator, backend and input make one
 result, and several values of a metric are samples. A latency is in ms unless the metric's name has a unit,
@@ -58,6 +58,7 @@ class V3Model(msgspec.Struct):
 class V3Metric(msgspec.Struct):
     name: str
     benchmark_values: list[float | int | str | None]
+    unit: str | None = None
     extra_info: dict[str, Any] = {}
 
 
@@ -95,7 +96,13 @@ def recognise(head: bytes, path: Path) -> bool:
 def read(path: Path, options: Options) -> Iterator[Read]:
     data = read_bytes(path)
     readers: dict[tuple[Any, ...], _V3Reader] = {}
-    entries = list(_entries(data))
+    others: dict[tuple[Any, ...], list[V3Entry]] = {}
+    entries = []
+    for where, entry in _entries(data):
+        if entry.model.type == "tritonbench-oss" or (entry.model.backend and "input_shape" in entry.metric.extra_info):
+            entries.append((where, entry))
+        else:
+            others.setdefault((*_facts(entry), entry.benchmark.extra_info.get("device")), []).append(entry)
     if not any("input_shape" in entry.metric.extra_info for _, entry in entries):
         entries = _without_shapes(entries)
     for where, entry in entries:
@@ -104,6 +111,10 @@ def read(path: Path, options: Options) -> Iterator[Read]:
             readers[facts] = _V3Reader(data, options, where, entry)
         readers[facts].add(where, entry)
     yield from _records(list(readers.values()))
+    if others:
+        from groupbench.tracker.formats.hud import HudReader
+
+        yield from read_runs(HudReader(data, options, of_run) for of_run in others.values())
 
 
 def _without_shapes(entries: list[tuple[str, V3Entry]]) -> list[tuple[str, V3Entry]]:
@@ -135,18 +146,28 @@ def _records(readers: list[_V3Reader]) -> Iterator[Read]:
 
 
 def _entries(data: bytes) -> Iterator[tuple[str, V3Entry]]:
-    if data.lstrip().startswith(b"["):
-        content = load_json(data)
-        for place, item in enumerate(content, 1):
-            yield f"entry {place}", convert(item, V3Entry, f"entry {place}")
+    if data.lstrip().startswith(b"[") and (whole := _list_in(data)) is not None:
+        yield from ((f"entry {place}", convert(item, V3Entry, f"entry {place}")) for place, item in enumerate(whole, 1))
         return
     for number, line in enumerate(data.split(b"\n"), 1):
         if line.strip():
             try:
-                item = load_json(line)
+                content = load_json(line)
             except FormatError as error:
                 raise FormatError(f"line {number}: {error.message.removeprefix('line 1: ')}") from error
-            yield f"line {number}", convert(item, V3Entry, f"line {number}")
+            for item in content if isinstance(content, list) else [content]:
+                yield f"line {number}", convert(item, V3Entry, f"line {number}")
+
+
+def _list_in(data: bytes) -> list[Any] | None:
+    """Return a file's list; None if the file has a list, or an object, in each line."""
+    try:
+        content: list[Any] = load_json(data)
+        return content
+    except FormatError as error:
+        if "Extra data" in error.message:
+            return None
+        raise
 
 
 @dataclass(frozen=True)
@@ -189,7 +210,7 @@ class _V3Reader(Reader):
     def add(self, where: str, entry: V3Entry) -> None:
         """Add an entry to a result. An aggregate over inputs is skipped, since the others determine it."""
         inputs = entry.metric.extra_info.get("input_shape")
-        if entry.model.backend is None or (inputs is None and entry.model.type == "tritonbench-oss"):
+        if entry.model.backend is None or inputs is None:
             return
         benchmark, extra = entry.benchmark, entry.benchmark.extra_info
         seed = number_of(extra.get("seed"))
@@ -201,7 +222,7 @@ class _V3Reader(Reader):
             host=str(extra.get("host", "tritonbench")),
             protocol=str(extra.get("protocol", "tritonbench")),
             seed=int(seed) if seed is not None and abs(seed) < 2**53 else 0,
-            shape=shape_of(str(inputs)) if inputs is not None else "-",
+            shape=shape_of(str(inputs)),
         )
         self.results.setdefault(key, []).append((where, entry))
 
@@ -317,7 +338,7 @@ class _V3Metrics:
 
     def _add_latency(self, where: str, metric: V3Metric, values: list[float | None]) -> None:
         match = _LATENCY.fullmatch(metric.name.strip())
-        unit = str((match and match[1]) or metric.extra_info.get("unit", "ms")).lower()
+        unit = str((match and match[1]) or metric.unit or metric.extra_info.get("unit", "ms")).lower()
         if unit not in UNITS:
             raise FormatError(f"{where}: {unit!r} is not a unit of time")
         if self.samples is not None:

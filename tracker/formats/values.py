@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from groupbench.tracker.facts.errors import IngestError
+from groupbench.tracker.facts.metrics import Better
 from groupbench.tracker.facts.record import Status
 
 T = TypeVar("T")
@@ -39,6 +40,45 @@ def milliseconds_of(value: float, unit: str) -> float | None:
     if above in _CALLS and below in _TIME_WORDS:
         return _TIME_WORDS[below] / value if value else 0.0
     return None
+
+
+_SCALES = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12, "ki": 2.0**10, "mi": 2.0**20, "gi": 2.0**30, "ti": 2.0**40}
+_BYTES = re.compile(r"([kmgt]i?)?(?:b|bytes?|(bits?))", re.IGNORECASE)
+_RATE = re.compile(r"(.+?)(?:/s|/sec|/seconds?|[ _]per[ _]s(?:ec|econds?)?|((?<=b)ps)|(?<=flop)s)", re.IGNORECASE)
+_THINGS = re.compile(
+    r"([kmgt])? ?(?:(?:tok(?:en)?|req(?:uest)?|item|sample|row|elem(?:ent)?|image|frame|step|event|msg|message)s?|"
+    r"quer(?:y|ies)|transactions?|prompts?|flops?)",
+    re.IGNORECASE,
+)
+
+
+def quantity_of(value: float, unit: str, better: Better = "neither") -> tuple[str, float]:
+    """Return the metric of a value that is not a time, and the value in the metric's unit.
+
+    Args:
+        unit: As the file spells it, such as `tokens/s` or `MB`.
+        better: The file's own direction. It wins over the usual one, by which bytes should fall and rates rise.
+    """
+    rate = _RATE.fullmatch(unit.strip())
+    word = rate[1] if rate else unit.strip().removesuffix("/op").removesuffix("/iter")
+    if (match := _BYTES.fullmatch(word)) and better != ("lower" if rate else "higher"):
+        bits = match[2] or (word[-1] == "b" and match[1] and (match[1].isupper() or (rate and rate[2])))
+        size = value * _SCALES[(match[1] or "").lower()] / (8 if bits else 1)
+        return ("bandwidth", size / 1e9) if rate else ("memory_mib", size / 2**20)
+    if rate and (match := _THINGS.fullmatch(word)) and better != "lower":
+        return "per_second", value * _SCALES[(match[1] or "").lower()]
+    return {"higher": "score", "lower": "cost", "neither": "value"}[better], value
+
+
+_IN_NAME = re.compile(
+    r"(?:.*[^ ])? ?\((.+)\)|(?:.*[_-])?([a-z]+_per_sec(?:onds?)?)|.*[_-](s|ms|us|ns|bytes|[kmg]i?b)", re.IGNORECASE
+)
+
+
+def unit_in(name: str) -> str:
+    """Return the unit at the end of a name, as in `peak_mem(mb)`, `ttft_ms` and `tokens_per_second`; empty for none."""
+    match = _IN_NAME.fullmatch(name.strip())
+    return next(filter(None, match.groups()), "") if match else ""
 
 
 class FormatError(IngestError):

@@ -37,7 +37,7 @@ from sqlalchemy.types import TypeDecorator
 from groupbench.tracker.facts.record import TIMED
 from groupbench.tracker.store.checksum import checksum_of
 
-REVISIONS = ("0001", "0002", "0003", "0004", "0005", "0006", "0007", "0008", "0009", "0010", "0011")
+REVISIONS = ("0001", "0002", "0003", "0004", "0005", "0006", "0007", "0008", "0009", "0010", "0011", "0012")
 """Every migration, oldest first. Listed here so that opening a current database does not load Alembic."""
 
 HEAD = REVISIONS[-1]
@@ -503,3 +503,15 @@ class Decision(Base, kw_only=True):
     reason: Mapped[str | None] = mapped_column(default=None, doc="why")
     ended: Mapped[datetime | None] = mapped_column(default=None, doc="time at which it was withdrawn")
     checksum: Mapped[int | None] = _checksum()
+
+
+class ImportedFile(Base, kw_only=True):
+    """An imported file. While its runs are stored, it is not read again."""
+
+    __tablename__ = "imported_file"
+
+    id: Mapped[int] = _key()
+    content: Mapped[str] = mapped_column(unique=True, doc="hash of file, name and options")
+    title: Mapped[str] = mapped_column(doc="format of the file")
+    failed: Mapped[int] = mapped_column(doc="results without a correct value")
+    runs: Mapped[dict[str, Any]] = mapped_column(doc="results by run")

@@ -85,6 +85,8 @@ def test_a_folder(folder: Path) -> None:
         ("a", "bench.Suite.time_keys", "n=20,kind='b'"): "ok",
         ("a", "bench.time_plain", "-"): "ok",
         ("a", "bench.time_broken", "-"): "error",
+        ("a", "bench.track_size", "unit=unit"): "ok",
+        ("a", "bench.mem_list", "unit=bytes"): "ok",
         ("b", "bench.time_plain", "-"): "ok",
     }
     first = of["a", "bench.Suite.time_keys", "n=10,kind='a'"]
@@ -107,24 +109,29 @@ def test_a_folder(folder: Path) -> None:
 
 def test_what_is_left_out_is_counted_and_named(folder: Path, cli: Any) -> None:
     loaded = load(folder)
-    assert loaded.losses.split(", ") == [
-        "1 of another version of the benchmark (bench.time_old)",
-        "1 of unit unit (bench.track_size)",
-        "1 of unit bytes (bench.mem_list)",
-    ]
-    result = cli("import", folder)
-    assert f"; 3 results left out: {loaded.losses}" in result.stdout
+    assert loaded.losses == "1 of another version of the benchmark (bench.time_old)"
+    assert f"; 1 result left out: {loaded.losses}" in cli("import", folder).stdout
 
 
 @pytest.mark.parametrize(
-    ("name", "unit"),
-    [("bench.peakmem_sum", "bytes"), ("bench.mem_dict", "bytes"), ("bench.track_answer", "unknown")],
+    ("name", "unit", "metrics"),
+    [
+        ("bench.peakmem_sum", "bytes", {"memory_mib": 1.0}),
+        ("bench.mem_dict", "bytes", {"memory_mib": 1.0}),
+        ("bench.track_answer", "unknown", {"value": 2.0**20}),
+    ],
 )
-def test_without_benchmarks_json_the_name_tells_the_unit(tmp_path: Path, name: str, unit: str) -> None:
+def test_without_benchmarks_json_the_name_tells_the_unit(
+    tmp_path: Path, name: str, unit: str, metrics: dict[str, float]
+) -> None:
     path = tmp_path / "alone.json"
-    results = {"bench.time_plain": [[0.6], [], "v1"], name: [[1.0, 2.0], [["1", "2"]], "v1"]}
+    results = {"bench.time_plain": [[0.6], [], "v1"], name: [[2.0**20, None], [["1", "2"]], "v1"]}
     path.write_text(json.dumps(RESULTS | {"results": results}))
-    assert load(path).losses == f"2 of unit {unit} ({name})"
+    loaded = load(path)
+    first, failed = (record for record in loaded.records if record.cell.operator == name)
+    assert (first.cell.shape, first.metrics, first.latency) == (f"param1=1,unit={unit}", metrics, None)
+    assert (failed.cell.shape, failed.status) == (f"param1=2,unit={unit}", "error")
+    assert loaded.losses == ""
 
 
 def test_one_file_knows_the_folder_above(folder: Path, tmp_path: Path) -> None:
@@ -135,7 +142,7 @@ def test_one_file_knows_the_folder_above(folder: Path, tmp_path: Path) -> None:
     shapes = {r.cell.operator: r.cell.shape for r in load(alone).records}
     assert shapes["bench.Suite.time_keys"] == "param1=20,param2='b'"
     assert "bench.time_old" in shapes
-    assert "bench.track_size" not in shapes
+    assert shapes["bench.track_size"] == "unit=unknown"
 
 
 def test_a_commit_measured_again_is_another_run(folder: Path) -> None:

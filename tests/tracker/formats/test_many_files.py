@@ -18,7 +18,7 @@ from tests.tracker.formats.test_asv import BENCHMARKS, RESULTS
 
 
 def asv_file(number: int) -> str:
-    results = {"bench.time_plain": [[0.5 + number], [], "v1"], "bench.track_size": [[17.0], [], "v1"]}
+    results = {"bench.time_plain": [[0.5 + number], [], "v1"], "bench.time_old": [[17.0], [], "v0"]}
     return json.dumps(RESULTS | {"commit_hash": f"{number:040x}", "results": results})
 
 
@@ -40,12 +40,32 @@ def points(cli: Any) -> int:
 def test_a_folder_and_one_machine_of_it(cli: Any, results: Path) -> None:
     one = cli("import", results / "i7")
     assert "asv results, 5 files: 5 results: 5 points added" in one.stdout
-    assert "5 results left out: 5 of unit unit (bench.track_size)" in one.stdout
+    assert "5 results left out: 5 of another version of the benchmark (bench.time_old)" in one.stdout
     again = cli("import", results)
-    assert "0 points added, 5 already known (nothing new)" in again.stdout
-    assert "0 series new; 5 results left out" in again.stdout
+    assert (
+        "asv results, 5 files: 5 results: 0 points added, 5 already known (nothing new), 0 series new" in again.stdout
+    )
     assert "; 5 files stored before" in again.stdout
     assert points(cli) == 5
+
+
+def test_a_stored_file_is_not_read_again(cli: Any, results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cli("import", results)
+    read, names = loading.read, []
+    monkeypatch.setattr(loading, "read", lambda path, *args: names.append(path.name) or read(path, *args))
+    assert "5 files stored before" in cli("import", results).stdout
+    assert names == []
+    (results / "i7" / "00000002-py.json").write_text(asv_file(2).replace("2.5", "9.5"))
+    assert "1 point added, 4 already known" in cli("import", results).stdout
+    assert names == ["00000002-py.json"]
+    names.clear()
+    facts = BENCHMARKS | {"bench.time_old": BENCHMARKS["bench.time_old"] | {"version": "v0"}}
+    (results / "benchmarks.json").write_text(json.dumps(facts))
+    assert "5 points added" in cli("import", results).stdout
+    assert len(names) == 5
+    names.clear()
+    cli("import", results, "--branch", "other")
+    assert len(names) == 5, "with other options, the runs are others"
 
 
 @pytest.mark.parametrize("kind", ["zip", "tar", "tar.gz"])

@@ -15,6 +15,7 @@ import pytest
 
 from groupbench.tracker.facts.errors import IngestError
 from groupbench.tracker.formats import Loaded, Options, load
+from groupbench.tracker.formats.values import quantity_of
 
 SAID = Options(commit="a" * 40, date=datetime(2026, 1, 1, tzinfo=UTC), cpu="box")
 
@@ -75,11 +76,69 @@ def test_data_js_grows_and_only_its_new_runs_are_new(cli: Any, write: Any) -> No
     )
 
 
-def test_data_js_leaves_out_other_units_and_merges_nothing(write: Any) -> None:
-    rows = [("a", 1.0, "ns/iter"), ("a", 900.0, "ns/iter"), ("a", 3.0, "MB/s"), ("b", 64.0, "B/op")]
+def metrics(loaded: Loaded) -> dict[tuple[str, str], dict[str, float]]:
+    return {(one.cell.operator, one.cell.shape): one.metrics for one in loaded.records if one.metrics}
+
+
+def test_data_js_keeps_other_units_and_merges_nothing(write: Any) -> None:
+    rows = [("a", 1.0, "ns/iter"), ("a", 900.0, "ns/iter"), ("a", 3.0, "MB/s"), ("b", 64.0, "B/op"), ("c", -1.0, "%")]
     loaded = read(write, data_js(s=[action("go", rows)]), "data.js", Options())
     assert times(loaded) == {("a", "-"): pytest.approx(1e-6), ("a", "-#2"): pytest.approx(9e-4)}
-    assert loaded.losses == "1 of unit MB/s (a), 1 of unit B/op (b)"
+    assert metrics(loaded) == {("a", "unit=MB/s"): {"bandwidth": 0.003}, ("b", "unit=B/op"): {"memory_mib": 64 / 2**20}}
+    assert loaded.losses == "1 without a number (c)"
+
+
+@pytest.mark.parametrize(
+    ("unit", "better", "expected"),
+    [
+        ("tokens/s", "neither", ("per_second", 8.0)),
+        ("tokens_per_sec", "neither", ("per_second", 8.0)),
+        ("Mrows/s", "neither", ("per_second", 8e6)),
+        ("GFLOPS", "neither", ("per_second", 8e9)),
+        ("queries per second", "higher", ("per_second", 8.0)),
+        ("GB/s", "neither", ("bandwidth", 8.0)),
+        ("Mbits/sec", "higher", ("bandwidth", 1e-3)),
+        ("Gbps", "neither", ("bandwidth", 1.0)),
+        ("MiB/s", "neither", ("bandwidth", 8 * 2**20 / 1e9)),
+        ("bytes", "neither", ("memory_mib", 8 / 2**20)),
+        ("KiB", "lower", ("memory_mib", 8 / 2**10)),
+        ("mb", "neither", ("memory_mib", 8e6 / 2**20)),
+        ("MB", "higher", ("score", 8.0)),
+        ("misses/s", "lower", ("cost", 8.0)),
+        ("%", "neither", ("value", 8.0)),
+        ("%", "higher", ("score", 8.0)),
+        ("", "lower", ("cost", 8.0)),
+        ("allocs/op", "neither", ("value", 8.0)),
+    ],
+)
+def test_units_that_are_not_times(unit: str, better: Any, expected: tuple[str, float]) -> None:
+    metric, value = quantity_of(8.0, unit, better)
+    assert (metric, value) == (expected[0], pytest.approx(expected[1]))
+
+
+def test_the_gate_knows_the_direction_of_each_unit(cli: Any, write: Any) -> None:
+    def suite(tool: str, unit: str, before: float, after: float) -> list[Any]:
+        values = [before * (1 + 0.001 * (day % 3)) if day < 12 else after for day in range(15)]
+        return [action(tool, [("x", value, unit)], day, f"{day:x}") for day, value in enumerate(values)]
+
+    suites = {
+        "fewer_tokens": suite("go", "tokens/s", 1000.0, 700.0),
+        "more_tokens": suite("go", "tokens/s", 1000.0, 1400.0),
+        "more_bytes": suite("go", "MB", 512.0, 700.0),
+        "faster_link": suite("customBiggerIsBetter", "Mbits/sec", 3000.0, 5000.0),
+        "worse_share": suite("customBiggerIsBetter", "%", 90.0, 50.0),
+        "better_share": suite("customSmallerIsBetter", "%", 90.0, 50.0),
+        "unknown": suite("go", "%", 90.0, 50.0),
+    }
+    cli("import", write([data_js(**suites)], "data.js"))
+    result = json.loads(cli("gate", "--format", "json").stdout)
+    verdicts = {row["backend"]: (row["verdict"], row["metric"]) for row in result["series"]}
+    assert {name: verdicts.get(name, ("ok", ""))[0] for name in suites} == {
+        "fewer_tokens": "regressed", "more_tokens": "improved", "more_bytes": "regressed", "faster_link": "improved",
+        "worse_share": "regressed", "better_share": "improved", "unknown": "ok",
+    }  # fmt: skip
+    table = cli("history", "--backend", "fewer_tokens", "--limit", "1").stdout
+    assert ("per_second 1/s" in table, "700" in table, "unit=tokens/s" in table) == (True, True, True)
 
 
 def test_hyperfine(write: Any) -> None:
@@ -108,10 +167,15 @@ def test_bencher(write: Any) -> None:
     content = {
         "a::b": {"latency": {"value": 1500.0, "lower_value": 1.0}, "throughput": {"value": 3.0}},
         "c": {"latency_p99_us": {"value": 2.0}},
+        "bin": {"file-size": {"value": 2.0**21}, "score": {"value": 5.0}},
     }
     loaded = read(write, content, title="Bencher")
-    assert times(loaded) == {("a::b", "-"): pytest.approx(0.0015), ("c", "latency_p99_us"): pytest.approx(0.002)}
-    assert loaded.losses == "1 of measure throughput (a::b)"
+    assert times(loaded) == {
+        ("a::b", "-"): pytest.approx(0.0015),
+        ("a::b", "throughput"): pytest.approx(1000 / 3),
+        ("c", "latency_p99_us"): pytest.approx(0.002),
+    }
+    assert metrics(loaded) == {("bin", "file-size,unit=bytes"): {"memory_mib": 2.0}, ("bin", "score"): {"value": 5.0}}
 
 
 def nv_state(summaries: list[Any], **fields: Any) -> dict[str, Any]:
@@ -170,7 +234,10 @@ def test_vllm(write: Any) -> None:
     assert (loaded.records[0].run.commit.hash, loaded.records[0].run.started) == (
         "c" * 40, datetime(2026, 1, 31, 10, 11, 12, tzinfo=UTC),
     )  # fmt: skip
-    assert loaded.losses == "2 of a rate (request_throughput, output_throughput)"
+    assert metrics(loaded) == {
+        ("m/8b request_throughput", f"{shape},unit=requests/s"): {"per_second": 2.5},
+        ("m/8b output_throughput", f"{shape},unit=tokens/s"): {"per_second": 400.0},
+    }
     latency = read(write, {"avg_latency": 1.5, "latencies": [1.4, 1.6], "percentiles": {"50": 1.5}})
     assert latency.records[0].latency is not None
     assert latency.records[0].latency.bursts_ms == (pytest.approx((1400.0, 1600.0)),)
@@ -203,7 +270,7 @@ def test_sglang(write: Any) -> None:
         ("prefill_latency", "batch_size=8,input_len=512,output_len=8"): 50.0,
         ("total_latency", "batch_size=8,input_len=512,output_len=8"): 250.0,
     }  # fmt: skip
-    assert loaded.losses == "2 of a rate (input_throughput)"
+    assert [one.metrics["per_second"] for one in loaded.records if one.metrics] == [8.0, 8.0]
 
 
 def helion(metric: str, values: list[Any], shape: list[Any], model: str = "softmax") -> dict[str, Any]:
