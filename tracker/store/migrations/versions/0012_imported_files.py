@@ -7,22 +7,14 @@ from alembic import op
 
 revision = "0012"
 down_revision = "0011"
-branch_labels = None
-depends_on = None
 
 
 def upgrade() -> None:
     op.create_table(
         "imported_file",
-        sa.Column("id", sa.Integer, nullable=False),
-        sa.Column("content", sa.String, nullable=False),
+        sa.Column("id", sa.Integer, primary_key=True),
+        sa.Column("content", sa.String, nullable=False, unique=True),
         sa.Column("title", sa.String, nullable=False),
         sa.Column("failed", sa.Integer, nullable=False),
         sa.Column("runs", sa.JSON, nullable=False),
-        sa.PrimaryKeyConstraint("id", name="pk_imported_file"),
-        sa.UniqueConstraint("content", name="uq_imported_file_content"),
     )
-
-
-def downgrade() -> None:
-    op.drop_table("imported_file")
