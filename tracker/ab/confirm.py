@@ -176,7 +176,7 @@ def confirm(
                 suspects = [row for row in judged.suspects if row.series.pk not in tried]
                 earlier = comparisons.of_series(session, [row.series.pk for row in suspects])
                 pairs, before = plan(suspects, earlier, again)
-                failing = [row for row in judged.rows if row.verdict.fails]
+                failing = [row for row in judged.rows if row.verdict.fails and row.ab_base is None]
                 causes = by_cause(session, pairs, suspects, failing) if pairs else []
             inconclusive += before
             if not causes:

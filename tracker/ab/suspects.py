@@ -65,7 +65,7 @@ def plan(
     before = []
     for row in suspects:
         assert row.ab_base is not None and row.point is not None
-        base, head = row.ab_base.commit, row.point.run.commit
+        base, head = row.ab_base.commit, (row.ab_head or row.point.run).commit
         needed: list[tuple[str, ...]] = [] if base == head else [(base, head)]
         if row.transition is not None and with_toolchain(row):
             sides = row.transition.old, row.transition.new

@@ -130,9 +130,9 @@ class Cases:
         else:
             facts = {"nights": walked.nights, "beyond": walked.beyond, "since": abs(walked.nights)}
             facts |= {"p": walked.p} if walked.nights else {}
-        evidence = self._evidence(one, **facts)
+        evidence, since = self._evidence(one, **facts), one.since(one.begins)
         if one.point.series.pk in self.data.comparisons:
-            about = self.facts.compared(one, [] if one.base is None else one.on_level(one.begins), one.begins)
+            about = self.facts.compared(one, [] if one.base is None else one.on_level(one.begins), since)
         if not walked.results or evidence.back or not (walked.nights or score is not None or about is not None):
             return self._unchanged(one, evidence)
         base, note = one.base, one.undone(one.value) if walked.nights > 0 or walked.far else None
@@ -149,12 +149,12 @@ class Cases:
         )  # fmt: skip
         if one.metric is not LATENCY:
             return self._with_cause(one, Case(evidence, row))
-        case = self.facts.with_causes(one, Case(evidence, row), one.on_level(one.begins), one.begins)
+        case = self.facts.with_causes(one, Case(evidence, row), one.on_level(one.begins), since)
         if case.evidence.excused is None and self.machines.moved_tonight(one):
             case = case.knowing(excused="together")
         if one.gradual and case.evidence.ab is None:
             case = case.showing(cause="drift")
-        return self.facts.to_ask(one, case, base)
+        return self.facts.to_ask(one, case, base, one.last)
 
     def _unchanged(self, one: Tonight, evidence: Evidence) -> Case:
         note, is_latency = None, one.metric is LATENCY
@@ -209,10 +209,12 @@ class Cases:
             ),
         )  # fmt: skip
         case, before = Case(evidence, row), one.on_level(start, stack[at - 1])
+        further = stack[at + 1].start if not newest else one.begins if apart and nights > 0 else len(one.own)
+        here = range(start, max(further, start + 1))
         if one.metric is not LATENCY:
             case = self._with_cause(one, case)
         elif level.start >= 0:
-            case = self.facts.with_causes(one, case, before, start)
+            case = self.facts.with_causes(one, case, before, here)
         cause = "drift" if level.gradual and level.by != "slower" else "undone" if undone else None
         if cause is not None and case.evidence.ab != "worse" and case.row.cause in (None, "code"):
             case = case.showing(cause=cause)
@@ -223,8 +225,8 @@ class Cases:
             case = case.knowing(cause=case.row.cause)
         elif level.by == "slower" and case.row.compared is None and one.metric is LATENCY:
             case = case.knowing(ab="worse")
-        if one.metric is LATENCY and case.evidence.cause == "infrastructure" and level.by == "nights":
-            case = self.facts.to_ask(one, case, max(before, default=None))
+        if one.metric is LATENCY and level.by == "nights" and (since <= OLD if alert is None else alert.state == "new"):
+            case = self.facts.to_ask(one, case, max(before, default=None), here[-1])
         return case
 
     def _gain(self, one: Tonight) -> list[Case]:
@@ -242,7 +244,7 @@ class Cases:
         )  # fmt: skip
         if one.metric is not LATENCY:
             return [self._with_cause(one, Case(evidence, row))]
-        return [self.facts.with_causes(one, Case(evidence, row), range(reference.start), reference.start)]
+        return [self.facts.with_causes(one, Case(evidence, row), range(reference.start), one.since(reference.start))]
 
     # ---- facts besides the value
 

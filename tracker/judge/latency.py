@@ -57,8 +57,13 @@ class LatencyFacts:
     def __init__(self, data: GateData, machines: Machines) -> None:
         self.data, self.machines = data, machines
 
-    def with_causes(self, one: Tonight, case: Case, before: Sequence[int], start: int) -> Case:
-        """Return a case with its cause, by A/Bs and else by the facts around it."""
+    def with_causes(self, one: Tonight, case: Case, before: Sequence[int], since: Sequence[int]) -> Case:
+        """Return a case with its cause, by A/Bs and else by the facts around it.
+
+        Args:
+            before: Places of the results before the change.
+            since: Places of the results since, before any further change: an A/B with a later one measures both.
+        """
         row, evidence = case.row, case.evidence
         span = row.span
         assert span is not None
@@ -70,10 +75,8 @@ class LatencyFacts:
             return Case(evidence, replace(row, cause="toolchain" if new else "machine", note=canary))
         excused = self.machines.canary(one, span, evidence.distance)
         if row.transition is not None and excused is None:
-            return transitions.with_parts(
-                self.data, Case(evidence, row), one.keys(before), one.keys(range(start, len(one.own)))
-            )
-        compared = self.compared(one, before, start)
+            return transitions.with_parts(self.data, Case(evidence, row), one.keys(before), one.keys(since))
+        compared = self.compared(one, before, since)
         ab = found_by(compared, evidence.counts)
         facts = self.data.facts_of(one.point, span)
         if ab in ("worse", "better") and compared is not None and (ab == "worse") == slower:
@@ -109,18 +112,18 @@ class LatencyFacts:
         level = math.log(compared.head_ms)
         return level - top.centre > one.followed.least and top.p(level) <= AT_ONCE
 
-    def compared(self, one: Tonight, before: Sequence[int], start: int) -> Compared | None:
+    def compared(self, one: Tonight, before: Sequence[int], since: Sequence[int]) -> Compared | None:
         """Return the A/B of a commit before with one since, if any."""
         series = one.point.series
         if one.metric is not LATENCY or series.pk not in self.data.comparisons or series.operator == CANARY:
             return None
-        old, new = one.keys(before), one.keys(range(start, len(one.own)))
+        old, new = one.keys(before), one.keys(since)
         stored = self.data.evidence(one.point.series.pk, old, new)
         return comparisons.about(stored, self.data.clean_commits(old), self.data.clean_commits(new))
 
-    def to_ask(self, one: Tonight, case: Case, base: int | None) -> Case:
-        """Set the base of the A/B that would decide, or note why there can be none."""
-        evidence, row, run = case.evidence, case.row, self.data.run
+    def to_ask(self, one: Tonight, case: Case, base: int | None, head: int) -> Case:
+        """Set the ends of the A/B that would decide, or note why there can be none."""
+        evidence, row, run = case.evidence, case.row, one.run_at(head)
         if evidence.canary or evidence.same_code or evidence.ab in ("same", "worse", "better"):
             return case
         if evidence.score is None and not evidence.nights and evidence.kind == "tonight":
@@ -134,7 +137,7 @@ class LatencyFacts:
         if chosen is None:
             return case
         if chosen.state.clean and run.state.clean:
-            return case.knowing(asked=True).showing(ab_base=chosen)
+            return case.knowing(asked=True).showing(ab_base=chosen, ab_head=run)
         dirty = next((each for each in (chosen, run) if each.dirty), None)
         if dirty is None:  # an unknown commit, which the note of the row mentions
             return case

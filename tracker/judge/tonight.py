@@ -78,6 +78,10 @@ class Tonight:
         """Return the keys of the runs at some places."""
         return [int(self.own.run[place]) for place in places]
 
+    def since(self, start: int) -> range:
+        """Return the places of the results from a place on."""
+        return range(start, len(self.own))
+
     def span(self, start: int, base: int | None = None) -> Span:
         """Return the runs before and after a change at a place."""
         before = start - 1 if base is None else base

@@ -64,6 +64,7 @@ class Judged:
     compared: Compared | None = None  # the A/B comparison that decided
     alert: AlertRow | None = None  # the stored alert of this change
     ab_base: RunRow | None = None  # run whose commit is the base of the A/B comparison that would decide
+    ab_head: RunRow | None = None  # the head, if it is not tonight's run
     transition: Transition | None = None  # the transition at the change, or at the newest result
     rule: str = ""  # name of the rule that decided
 
@@ -297,8 +298,11 @@ class Gate:
 
 
 def _rank(row: Judged) -> tuple[object, ...]:
-    """Return a key that sorts rows to compare: those for the worse first, by chance, then by size."""
-    score = row.evidence.score
+    """Return a key that sorts rows to compare: those for the worse first, by chance, then by size.
+
+    Those that fail already come before all others.
+    """
+    score = 0.0 if row.verdict.fails else row.evidence.score
     return row.better, 1.0 if score is None else score, -abs(row.change or 0.0), row.series.sort_key
 
 

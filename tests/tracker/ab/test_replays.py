@@ -25,7 +25,7 @@ NOISES = (0.001, 0.003, 0.01)
 QUIET, NIGHTS = 12, 14
 MOST_AB = 5
 MISSED = 0.01
-"""Noise at which the targets are missed: a short history then has steps of its own, and more suspects."""
+"""Noise at which a cause takes more comparisons: a short history then has more suspects."""
 pytestmark = [pytest.mark.sqlite]
 
 
@@ -137,8 +137,8 @@ def test_one_cause_is_one_incident_of_its_author_after_few_comparisons(
         owners |= seen.owners
         comparisons.append(seen.comparisons)
     print(f"REPLAY one: {number} series, noise {noise}: {one} of {seeds}, A/Bs {comparisons}, owners {owners}")
-    assert one >= (0.98 if noise < MISSED else 0.9) * seeds
-    assert owners <= {f"author-{QUIET}"} or noise >= MISSED
+    assert one >= 0.98 * seeds
+    assert owners <= {f"author-{QUIET}"}
     assert max(comparisons) <= MOST_AB or noise >= MISSED
 
 
@@ -155,6 +155,6 @@ def test_two_causes_of_one_night_are_two_incidents(nights: Nights, number: int, 
         owners |= seen.owners
         comparisons.append(seen.comparisons)
     print(f"REPLAY two: {number} series, noise {noise}: {parted} of {seeds}, A/Bs {comparisons}, owners {owners}")
-    assert parted >= (0.9 if noise < MISSED else 0.7) * seeds
-    assert owners <= {f"author-{QUIET}"} or noise >= MISSED
+    assert parted >= 0.9 * seeds
+    assert owners <= {f"author-{QUIET}"}
     assert max(comparisons) <= 2 * MOST_AB or noise >= MISSED

@@ -225,3 +225,29 @@ def test_faster_than_before_the_slowdown_is_no_slowdown(make: Any, stored: Any, 
     nights = play(make, stored, levels, 0.0, "cpu", measured)
     assert [set(reported) for reported in changes(nights)[5:]] == [set(), {7}]
     assert [opened for _, opened in nights[5:]] == [set(), {7}]
+
+
+@pytest.mark.parametrize("verdict", ["same", "different"])
+@pytest.mark.parametrize("further", [False, True])
+def test_an_ab_decides_about_a_step_that_history_alone_found(
+    make: Any, stored: Callable[..., Any], further: bool, verdict: str
+) -> None:
+    """The A/B ends before a further change, which it would measure too."""
+    rng = np.random.default_rng(2)
+    levels = [1.0] * 6 + [1.05] * 4 + [1.3] * further
+    records = [make(at, level * math.exp(rng.normal(0, 1e-3))) for at, level in enumerate(levels, 1)]
+    hashes = [record.run.commit.hash for record in records]
+    with open_store(stored(records), create=False) as store, store.write() as session:
+        run = find_run(session, None)
+        first = judge_run(session, run).suspects[0]
+        assert first.rule == "three nights" and first.ab_base is not None and first.ab_head is not None
+        assert (first.ab_base.commit, first.ab_head.commit) == (hashes[5], hashes[9])
+        effect = math.log(1.05) if verdict == "different" else 0.0
+        measured = Compared(
+            hashes[5], hashes[9], verdict, datetime(2026, 1, 20, tzinfo=UTC), effect, effect - 0.002, effect + 0.002
+        )
+        comparisons.store(session, first.series.pk, measured)
+        gate = judge_run(session, run)
+    rules = [row.rule for row in gate.rows if row.span and row.span.head.commit == hashes[6]]
+    assert rules == (["A/B worse"] if verdict == "different" else [])
+    assert not any(row.ab_base and row.ab_base.commit == hashes[5] for row in gate.suspects)
