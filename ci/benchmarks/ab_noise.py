@@ -8,17 +8,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from groupbench.tracker.stats.sequential import (
-    FIRST_SAME,
-    GROSS_BLOCKS,
-    MAX_BLOCKS,
-    Rule,
-    alpha_at,
-    middle,
-    pair_averages,
-    processes_width,
-    rank,
-)
+from groupbench.tracker.stats import sequential
 
 Array = NDArray[np.float64]
 
@@ -64,9 +54,8 @@ def bimodal(random: np.random.Generator, runs: int, blocks: int, placement: floa
 
 def outliers(random: np.random.Generator, runs: int, blocks: int, placement: float, burst: float) -> Array:
     """Return normal differences in which one block in 34 is wrong by a factor of 2.5, on either side."""
-    off = random.random((runs, blocks)) < 1 / 34
-    sign = random.choice([-1.0, 1.0], (runs, blocks))
-    return gaussian(random, runs, blocks, placement, burst) + off * sign * math.log(2.5)
+    off = (random.random((runs, blocks)) < 1 / 34) * random.choice([-1.0, 1.0], (runs, blocks))
+    return gaussian(random, runs, blocks, placement, burst) + off * math.log(2.5)
 
 
 def constant(random: np.random.Generator, runs: int, blocks: int, placement: float, burst: float) -> Array:
@@ -85,50 +74,42 @@ def luck(random: np.random.Generator, runs: int, blocks: int, sd: float, renewed
     return (head - base).repeat(renewed, axis=1)[:, :blocks]
 
 
-def decide_many(
-    differences: NDArray[np.float64],  # [runs, n] of comparisons, continuous
-    rule: Rule,
-) -> tuple[NDArray[np.int8], NDArray[np.int64]]:
-    """Apply `decide` after each block of many comparisons, until each stops.
+def decide_many(differences: Array, rule: sequential.Rule) -> tuple[NDArray[np.int8], NDArray[np.int64]]:
+    """Apply `sequential.decide` after each block of many comparisons [runs, n], until each stops.
 
     Returns (1 different and slower, -1 different and faster, 0 same, 2 unknown; blocks used), each [runs]. Equal
     values in a row of `differences` may be ranked either way, and the resolution is taken as 0.
     """
     runs, most = differences.shape
-    verdict = np.full(runs, 2, dtype=np.int8)
-    used = np.full(runs, most, dtype=np.int64)
+    verdict, used = np.full(runs, 2, dtype=np.int8), np.full(runs, most, dtype=np.int64)
     alive = np.arange(runs)
-    for n in range(1, min(most, MAX_BLOCKS) + 1):
+    for n in range(1, min(most, sequential.MAX_BLOCKS) + 1):
         d = differences[alive, :n]
         decisions = np.full(len(alive), 2, dtype=np.int8)
-        if n >= FIRST_SAME and (k := rank(n, 2 * rule.beta)):
+        if n >= sequential.FIRST_SAME and (k := sequential.rank(n, 2 * rule.beta)):
             inside = _counted(d, rule.min_effect) >= n * (n + 1) // 2 - k + 1
             inside &= _counted(d, -rule.min_effect) <= k - 1
             decisions[inside] = 0
-        if k := rank(n, alpha_at(n, rule.alpha)):
+        if k := sequential.rank(n, sequential.alpha_at(n, rule.alpha)):
             slower = _counted(d, rule.floor) <= k - 1
             faster = _counted(d, -rule.floor) >= n * (n + 1) // 2 - k + 1
-            if luck := processes_width(n, rule):
+            if luck := sequential.processes_width(n, rule):
                 # Only these few need the ends of their interval.
                 for row in np.flatnonzero(slower | faster):
-                    pairs = pair_averages(d[row])
-                    effect = middle(pairs)
+                    effect = sequential.middle(pairs := sequential.pair_averages(d[row]))
                     slower[row] &= effect - math.hypot(effect - pairs[k - 1], luck) > rule.floor
                     faster[row] &= effect + math.hypot(pairs[-k] - effect, luck) < -rule.floor
             decisions[slower], decisions[faster] = 1, -1
-        if n == GROSS_BLOCKS:
+        if n == sequential.GROSS_BLOCKS:
             decisions[d.min(axis=1) > rule.gross] = 1
             decisions[d.max(axis=1) < -rule.gross] = -1
         stop = decisions != 2
         verdict[alive[stop]], used[alive[stop]] = decisions[stop], n
         alive = alive[~stop]
-        if not len(alive):
-            break
     return verdict, used
 
 
 def _counted(d: NDArray[np.float64], theta: float) -> NDArray[np.int64]:
     """Return how many pair averages are <= theta, by row: the rank sum of the values below theta."""
     shifted = d - theta
-    ranks = np.abs(shifted).argsort(axis=1).argsort(axis=1) + 1
-    return (ranks * (shifted <= 0)).sum(axis=1)
+    return ((np.abs(shifted).argsort(axis=1).argsort(axis=1) + 1) * (shifted <= 0)).sum(axis=1)
