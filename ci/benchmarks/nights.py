@@ -20,6 +20,7 @@ from sqlalchemy import insert, select
 
 from groupbench.tracker.facts.record import Record, encode
 from groupbench.tracker.store import schema
+from groupbench.tracker.store.columns import copy_newest
 from groupbench.tracker.store.engine import Store, open_store
 from groupbench.tracker.store.ingest import ingest
 from groupbench.tracker.store.points import point_values, series_identity
@@ -165,6 +166,8 @@ def fill(location: Path, series: int, nights: int, *, ticks: bool = True) -> Non
             ingest(store, enumerate(night_records(night, series, ticks=ticks), 1), "generated")
         for night in range(VARIANTS, nights):
             _repeat_night(store, night, night % VARIANTS, series)
+        with store.write() as session:
+            copy_newest(session)
 
 
 _kept: dict[tuple[str, int, int], list[dict[str, Any]]] = {}
@@ -178,15 +181,8 @@ def _repeat_night(store: Store, night: int, like: int, series: int) -> None:
         commit = schema.Commit(**newest, time=first.run.commit.time, author="A. Author", subject=f"Change {night}")
         session.add(commit)
         session.flush()
-        run = schema.Run(
-            uuid=first.run.id,
-            commit_id=commit.id,
-            dirty=False,
-            started=first.run.started,
-            trigger="nightly",
-            plan="nightly",
-            command=before.command,
-        )
+        facts = {"trigger": "nightly", "plan": "nightly", "command": before.command}
+        run = schema.Run(uuid=first.run.id, commit_id=commit.id, dirty=False, started=first.run.started, **facts)
         session.add(run)
         session.flush()
         points = schema.Point.__table__
