@@ -35,9 +35,6 @@ PRELOAD = "groupbench.operators.fleet.worker"
 SLOT = "GROUPBENCH_SLOT"
 """Environment variable with a worker's device and processors."""
 
-ANSWER_S = 15.0
-"""Seconds for the scheduler to answer."""
-
 WORKER_START_S = 120.0
 """Seconds for a worker to start and to reach the scheduler."""
 
