@@ -335,30 +335,35 @@ def _hash(data: bytes) -> str:
 T = TypeVar("T")
 
 
+class _Repeats(Counter[tuple[str, str]]):
+    def shape(self, operator: str, shape: str) -> str:
+        """Return the shape of a result. A second result of an operator and shape gets `#2`: it is not a repetition."""
+        self[operator, shape] += 1
+        number = self[operator, shape]
+        return shape if number == 1 else f"{shape or '-'}#{number}"
+
+
 def numbered(results: Iterable[tuple[T, str, str]]) -> Iterator[tuple[T, str, str]]:
-    """Yield results with their operators and shapes. A second result of both gets `#2`: it is not a repetition."""
-    seen: Counter[tuple[str, str]] = Counter()
+    """Yield results with their operators and shapes, in which equal ones are numbered."""
+    repeats = _Repeats()
     for result, operator, shape in results:
-        seen[operator, shape] += 1
-        number = seen[operator, shape]
-        yield result, operator, shape if number == 1 else f"{shape or '-'}#{number}"
+        yield result, operator, repeats.shape(operator, shape)
+
+
+def distinct(results: Iterable[ImportedResult | LeftOut]) -> Iterator[ImportedResult | LeftOut]:
+    """Yield results, in which equal cells are numbered."""
+    repeats = _Repeats()
+    for one in results:
+        if isinstance(one, LeftOut):
+            yield one
+        else:
+            shape = repeats.shape(one.cell.operator, one.cell.shape)
+            yield replace(one, cell=msgspec.structs.replace(one.cell, shape=shape))
 
 
 def with_unit(shape: str, unit: str) -> str:
     """Return the shape for a value other than a time, which may have the same name."""
     return ",".join(part for part in (shape, f"unit={unit}" if unit else "") if part not in ("", "-"))
-
-
-def distinct(results: Iterable[ImportedResult | LeftOut]) -> Iterator[ImportedResult | LeftOut]:
-    """Yield results. The second one for a cell gets `#2`: it is not a repetition."""
-    seen: Counter[tuple[str, str]] = Counter()
-    for one in results:
-        if isinstance(one, ImportedResult):
-            key = one.cell.operator, one.cell.shape
-            seen[key] += 1
-            if seen[key] > 1:
-                one = replace(one, cell=msgspec.structs.replace(one.cell, shape=f"{one.cell.shape}#{seen[key]}"))
-        yield one
 
 
 def _first(*names: str | None) -> str:
