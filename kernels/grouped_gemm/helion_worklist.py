@@ -340,7 +340,7 @@ def _prepare_with(a: Tensor, b: Tensor, offs: Tensor, config: WorklistConfig, tm
     if tma is None:
         tma = without_tma(a, b, config) is None
     if not tma:
-        require_within_int32(a=a)
+        require_within_int32(a=a, b=b)
     problem = make_problem(a, b, offs, config, tma)
     bound = grouped_gemm_worklist.bind(problem.specimen() if tma else problem.arguments())
     settings = config.to_helion(tma)

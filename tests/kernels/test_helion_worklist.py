@@ -228,3 +228,15 @@ def test_illegal_configs_have_a_reason(device):
     a, b = (torch.ones(*shape, dtype=torch.float16, device=device) for shape in ((4, 8), (1, 8, 8)))
     with pytest.raises(ValueError, match="bytes"):
         worklist.prepare_helion_worklist(a, b, torch.tensor([4]), config)
+
+
+@pytest.mark.parametrize("far", ["a", "b"])
+def test_pointers_past_int32_are_refused(far):
+    a, b = torch.empty(6, 16, device="meta"), torch.empty(3, 16, 32, device="meta")
+    if far == "a":
+        a = torch.empty(6, 2**29, device="meta")[:, :16]
+    else:
+        b = torch.empty(3, 2**30, device="meta")[:, : 16 * 32].unflatten(1, (16, 32))
+    offs = torch.tensor([2, 4, 6], dtype=torch.int32)
+    with pytest.raises(ValueError, match=rf"^{far} .* reaches element"):
+        worklist._prepare_with(a, b, offs, worklist.CONFIGS["cpu"], tma=False)
