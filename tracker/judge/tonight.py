@@ -217,7 +217,8 @@ class Together:
 
     def tonight(self, at: int) -> Tonight:
         """Return one series."""
-        point, followed = self.points[at], self.stack.one(at, self.marks.get(at))
+        calm = None if self.level is None else self.level.calm
+        point, followed = self.points[at], self.stack.one(at, self.marks.get(at), calm)
         past, here = (each.one(at, point.series.pk) for each in (self.past, self.here))
         if _is_exact(self.metric):
             walked = _exact(here, followed, self.metric)

@@ -33,6 +33,8 @@ FEW = 300
 APART = 2.0
 """Standard deviations beyond which three results in a row make a series worth following."""
 
+NEARLY = 1 - 1e-9
+"""Factor for rounding: sums of arrays and of single values differ."""
 SLACK = 1.2
 """Factor on the chance of the newest results, since the centre of the night before may have been another."""
 
@@ -48,6 +50,7 @@ class Followed:
         floor: Smallest standard deviation.
         errors: Standard errors [n] of the results; NaN if unknown.
         marks: The known facts, by place.
+        calm: Results [n] that certainly are on the first level, if those before are; see `calm_nights`.
     """
 
     y: Floats
@@ -56,10 +59,11 @@ class Followed:
     floor: float = 0.0
     errors: Floats | None = None
     marks: Mapping[int, Sequence[Mark]] = field(default_factory=dict)
+    calm: NDArray[np.bool_] | None = None
 
     def walked(self) -> Walked:
-        errors = None if self.errors is None else self.errors.tolist()
-        return walk(self.y.tolist(), self.least, self.prior, self.marks, errors, self.floor)
+        errors, calm = (None if each is None else each.tolist() for each in (self.errors, self.calm))
+        return walk(self.y.tolist(), self.least, self.prior, self.marks, errors, self.floor, calm)
 
 
 @dataclass(frozen=True)
@@ -75,11 +79,16 @@ class Stacked:
     def __len__(self) -> int:
         return len(self.y)
 
-    def one(self, at: int, marks: Mapping[int, Sequence[Mark]] | None = None) -> Followed:
+    def one(
+        self,
+        at: int,
+        marks: Mapping[int, Sequence[Mark]] | None = None,
+        calm: NDArray[np.bool_] | None = None,  # [s, n]
+    ) -> Followed:
         """Return one series, with its marks."""
-        errors = None if self.errors is None else self.errors[at]
+        errors, calm = (None if each is None else each[at] for each in (self.errors, calm))
         least, prior, floor = (float(each[at]) for each in (self.least, self.prior, self.floor))
-        return Followed(self.y[at], least, prior, floor, errors, marks or {})
+        return Followed(self.y[at], least, prior, floor, errors, marks or {}, calm)
 
 
 @dataclass(frozen=True)
@@ -88,6 +97,7 @@ class OneLevel:
 
     Attributes:
         certain: Whether a series certainly is. The others must be followed night by night.
+        calm: Results [s, n] of the others that certainly are on the first level, if those before are.
         centre: The level.
         deviation: Standard deviation of the next result.
         distance: Of tonight's result from the level.
@@ -96,6 +106,7 @@ class OneLevel:
     """
 
     certain: NDArray[np.bool_]
+    calm: NDArray[np.bool_]
     centre: Floats
     deviation: Floats
     distance: Floats
@@ -138,8 +149,7 @@ def _on_one_level(series: Stacked, ask: float) -> OneLevel:
     centre = np.sort(first, axis=1)[:, (first.shape[1] - 1) // 2]
     newest = kept[:, -LAST:]
     n = newest.shape[1]
-    variance = (PRIOR_WEIGHT * series.prior**2 + (n - 1) * scatter(newest) ** 2) / (n + PRIOR_WEIGHT - 1)
-    deviation = np.maximum(np.sqrt(variance), series.floor) * np.sqrt(1 + MEDIAN_VARIANCE / first.shape[1])
+    deviation = _deviation(newest, series.prior, series.floor, first.shape[1])
     away = y - centre[:, None]
     limit = np.maximum(least, APART * deviation)[:, None]
     follow = np.zeros(len(series), dtype=bool)
@@ -160,4 +170,39 @@ def _on_one_level(series: Stacked, ask: float) -> OneLevel:
     high, low = y[:, :-NIGHTS].max(axis=1), y[:, :-NIGHTS].min(axis=1)
     follow |= (y[:, -1] > 2 * high - low) & (distance > least)  # it may be beyond all others
     follow |= (quantile(OUT, freedom) * deviation > math.log1p(BLIND)) & (distance > least)  # the scatter may hide it
-    return OneLevel(~follow, centre, deviation, distance, freedom, y.shape[1] - 1)
+    calm = np.zeros(y.shape, dtype=bool)
+    calm[follow] = calm_nights(Stacked(y[follow], least[follow], series.prior[follow], series.floor[follow]))
+    return OneLevel(~follow, calm, centre, deviation, distance, freedom, y.shape[1] - 1)
+
+
+def calm_nights(series: Stacked) -> NDArray[np.bool_]:  # [s, n]
+    """Return the results that `walk` may add to the first level without a look at their chance.
+
+    They are neither out nor beyond the others, if no result has left the first level and the one before is neither. The
+    newest results are followed one by one, since their chances are shown.
+    """
+    y = series.y
+    calm = np.zeros(y.shape, dtype=bool)
+    first = np.sort(y[:, :FIRST], axis=1)
+    low, high = np.minimum.accumulate(y, axis=1), np.maximum.accumulate(y, axis=1)
+    for place in range(LEFT_OUT_FROM + 1, y.shape[1] - NIGHTS):
+        number = min(place - LEFT_OUT, FIRST)
+        ordered = first if number == y[:, :FIRST].shape[1] else np.sort(y[:, :number], axis=1)
+        distance = y[:, place] - ordered[:, (number - 1) // 2]
+        calm[:, place] = np.abs(distance) <= series.least
+        rows = np.flatnonzero(~calm[:, place])
+        kept = y[rows, max(place - LEFT_OUT - LAST, 0) : place - LEFT_OUT]
+        n = kept.shape[1]
+        reach = quantile(OUT, n + PRIOR_WEIGHT - 1) * _deviation(kept, series.prior[rows], series.floor[rows], number)
+        span = high[rows, place - 1] - low[rows, place - 1]
+        inside = (y[rows, place] <= high[rows, place - 1] + span) & (y[rows, place] >= low[rows, place - 1] - span)
+        calm[rows, place] = inside & (np.abs(distance[rows]) < NEARLY * reach)
+    return calm
+
+
+def _deviation(kept: Floats, prior: Floats, floor: Floats, first: int) -> Floats:
+    """Return the standard deviation of the next results, as `predict` does."""
+    n = kept.shape[1]
+    variance = (PRIOR_WEIGHT * prior**2 + (n - 1) * scatter(kept) ** 2) / (n + PRIOR_WEIGHT - 1)
+    deviation: Floats = np.maximum(np.sqrt(variance), floor) * np.sqrt(1 + MEDIAN_VARIANCE / first)
+    return deviation

@@ -155,12 +155,17 @@ def walk(
     marks: Mapping[int, Sequence[Mark]] | None = None,  # by place
     errors: Sequence[float] | None = None,  # [n] standard errors of the results
     floor: float = 0.0,  # smallest standard deviation
+    calm: Sequence[bool] | None = None,  # [n] results that `step` would only add, from `screen.calm_nights`
 ) -> Walked:
     """Follow a series to its newest result."""
     walker = _Walker(least, prior, floor, len(y))
     for place, value in enumerate(y):
+        here = (marks or {}).get(place, ())
+        if calm is not None and calm[place] and not here and walker.undisturbed:
+            walker.add(place, value)
+            continue
         error = errors[place] if errors is not None else 0.0
-        walker.step(place, value, 0.0 if math.isnan(error) else error, (marks or {}).get(place, ()))
+        walker.step(place, value, 0.0 if math.isnan(error) else error, here)
     return walker.walked()
 
 
@@ -193,6 +198,19 @@ class _Walker:
         self.lost: Level | None = None  # the suspected improvement that tonight's result has left
 
     # ---- one result
+
+    @property
+    def undisturbed(self) -> bool:
+        """Whether every result is on the first level, and the newest one is neither out nor beyond the others."""
+        return len(self.levels) == 1 and not self.run and not self.far
+
+    def add(self, place: int, value: float) -> None:
+        """Add a result that is on the first level."""
+        top = self.stack[-1]
+        self.nights.append(_Night(value, results=len(top.values), level=top))
+        self.lost = None
+        top.values.append(value)
+        top.places.append(place)
 
     def step(self, place: int, value: float, error: float, marks: Sequence[Mark]) -> None:
         """Add a result."""

@@ -7,8 +7,10 @@ from typing import Literal
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from groupbench.tracker.stats.screen import FEW, Stacked, screen
+from groupbench.tracker.stats.screen import FEW, Stacked, calm_nights, screen
 from groupbench.tracker.stats.walk import Mark, walk
 
 CPU_MS = (0.302, 0.285, 0.293, 0.506, 0.773, 0.709, 0.625, 0.684, 0.738, 0.500, 0.715, 0.713)
@@ -77,3 +79,31 @@ def test_a_night_of_many_series_follows_one_whose_scatter_could_hide_twice_the_l
         level = screen([Stacked(y, *(np.full(len(y), each) for each in (0.1, 0.08, 0.02)))], 0.01)[0]
         assert level is not None and level.certain[0] == (tonight < 0.1)
         assert level.certain[1:].mean() > 0.9
+
+
+@given(
+    seed=st.integers(0, 2**32),
+    n=st.integers(3, 110),
+    noise=st.sampled_from(["normal", "exponential", "outliers", "rounded"]),
+    steps=st.integers(0, 3),
+    marked=st.integers(0, 2),
+)
+def test_calm_nights_change_no_level(seed: int, n: int, noise: str, steps: int, marked: int) -> None:
+    rng = np.random.default_rng(seed)
+    y = rng.standard_exponential((4, n)) if noise == "exponential" else rng.standard_normal((4, n))
+    if noise == "outliers":
+        y += 10 * (rng.random(y.shape) < 0.05)
+    for _ in range(steps):
+        y[:, rng.integers(n) :] += rng.uniform(-8, 8, (4, 1))
+    if noise == "rounded":
+        y = np.round(y)
+    least, prior, floor = rng.uniform(0, 3, 4), rng.uniform(0.3, 2, 4), np.full(4, 0.1)
+    series = Stacked(y, least, prior, floor, None if seed % 2 else rng.uniform(0, 2, y.shape))
+    marks: dict[int, list[Mark]] = {}
+    for _ in range(marked):
+        place, kind = int(rng.integers(n)), rng.choice(["slower", "faster", "same", "reference"])
+        base, level = int(rng.integers(place + 1)), float(rng.normal()) if rng.random() < 0.5 else None
+        marks[place] = [Mark(kind, base, float(rng.normal(0, 3)), level)]
+    calm = calm_nights(series)
+    for at in range(4):
+        assert series.one(at, marks, calm).walked() == series.one(at, marks).walked()
