@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from groupbench.tracker.stats.predict import predict, settled
 from groupbench.tracker.stats.screen import FEW, Stacked, calm_nights, screen
-from groupbench.tracker.stats.walk import Mark, walk
+from groupbench.tracker.stats.walk import NIGHTS, OUT, Mark, walk
 
 CPU_MS = (0.302, 0.285, 0.293, 0.506, 0.773, 0.709, 0.625, 0.684, 0.738, 0.500, 0.715, 0.713)
 """A CPU kernel that became 2.4 times as slow at place 3, whose first night was too near to begin the level."""
@@ -89,21 +90,37 @@ def test_a_night_of_many_series_follows_one_whose_scatter_could_hide_twice_the_l
     marked=st.integers(0, 2),
 )
 def test_calm_nights_change_no_level(seed: int, n: int, noise: str, steps: int, marked: int) -> None:
-    rng = np.random.default_rng(seed)
-    y = rng.standard_exponential((4, n)) if noise == "exponential" else rng.standard_normal((4, n))
+    rng, rows = np.random.default_rng(seed), 40
+    y = rng.standard_exponential((rows, n)) if noise == "exponential" else rng.standard_normal((rows, n))
     if noise == "outliers":
         y += 10 * (rng.random(y.shape) < 0.05)
     for _ in range(steps):
-        y[:, rng.integers(n) :] += rng.uniform(-8, 8, (4, 1))
+        y[:, rng.integers(n) :] += rng.uniform(-8, 8, (rows, 1))
     if noise == "rounded":
         y = np.round(y)
-    least, prior, floor = rng.uniform(0, 3, 4), rng.uniform(0.3, 2, 4), np.full(4, 0.1)
-    series = Stacked(y, least, prior, floor, None if seed % 2 else rng.uniform(0, 2, y.shape))
+    least, prior = rng.uniform(0, 1, rows), rng.uniform(0.3, 2, rows)
+    series = Stacked(y, least, prior, np.full(rows, 0.1), None if seed % 2 else rng.uniform(0, 2, y.shape))
     marks: dict[int, list[Mark]] = {}
     for _ in range(marked):
-        place, kind = int(rng.integers(n)), rng.choice(["slower", "faster", "same", "reference"])
-        base, level = int(rng.integers(place + 1)), float(rng.normal()) if rng.random() < 0.5 else None
+        place, kind = int(rng.integers(1, n)), rng.choice(["slower", "faster", "same", "reference"])
+        base, level = int(rng.integers(place)), float(rng.normal()) if rng.random() < 0.5 else None
         marks[place] = [Mark(kind, base, float(rng.normal(0, 3)), level)]
     calm = calm_nights(series)
-    for at in range(4):
+    for at in range(rows):
         assert series.one(at, marks, calm).walked() == series.one(at, marks).walked()
+
+
+@pytest.mark.parametrize("n", [8, 11, 20, 60])
+def test_calm_nights_are_those_that_predict_calls_likely(n: int) -> None:
+    y = np.random.default_rng(n).standard_t(2, (50, n))
+    least, prior, floor = 0.5, 0.8, 0.1
+    calm = calm_nights(Stacked(y, *(np.full(len(y), each) for each in (least, prior, floor))))
+    assert not calm[:, n - NIGHTS :].any()
+    for at, values in enumerate(y.tolist()):
+        for place in range(7, n - NIGHTS):
+            before = values[:place]
+            predicted = predict(settled(before), (), prior, floor)
+            distance, span = abs(values[place] - predicted.centre), max(before) - min(before)
+            inside = min(before) - span <= values[place] <= max(before) + span
+            likely = distance < predicted.reach(OUT)
+            assert calm[at, place] == (distance <= least or (inside and likely)), (at, place)
