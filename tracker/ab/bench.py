@@ -122,7 +122,6 @@ class Bench(Closing):
     def start(self, device: str = "auto") -> str:
         """Start both sides and return their device. Raises AbError."""
         self.sides(device, SideError)
-        self._require_free()
         return str(self.device)
 
     def cells(self, device: str = "auto", **selection: Any) -> tuple[list[AbCell], list[str]]:

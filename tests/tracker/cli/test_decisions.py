@@ -39,7 +39,7 @@ def slower(stored: Any, make: Any) -> None:
 def test_a_muted_series_passes_until_its_date(slower: None, cli: Cli) -> None:
     assert cli("gate").exit_code == 1
     assert (
-        "muted until 2099-01-31 00:00 UTC: "
+        "muted until 2099-02-01 00:00 UTC: "
         in cli("incidents", "mute", "1", "--until", "2099-01-31", "--reason", "noisy").stdout
     )
     passed = cli("gate")
