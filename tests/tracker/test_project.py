@@ -120,6 +120,10 @@ MISFITS = {
         '[[measure]] 1: costs, item 1 = "time": expected one of "cold", "energy", "kernels", "memory"',
     ),
     "a number too small": ("[post]\nnumber = 0", "post.number = 0: expected a whole number from 1"),
+    "a number out of its range": (
+        f"{ENTRY}min_effect = 5",
+        "[[measure]] 1: min_effect = 5: expected a number above 0, up to 1",
+    ),
     "a text for a number": (f'{ENTRY}idle = "1"', '[[measure]] 1: idle = "1": expected a number'),
     "a number for a toolchain": ('[toolchains]\na = "x"\nb = 1', "toolchains.b = 1: expected text in quotes"),
     "a number for a table": ("post = 1", "post = 1: expected a table"),

@@ -24,7 +24,11 @@ _series = click.argument("series", type=SERIES, nargs=-1, required=True, metavar
 @click.command()
 @_series
 @click.option(
-    "--until", type=When(end=True, ahead=True), required=True, metavar="DATE", help="End of the mute: 2026-01-31 or 30d."
+    "--until",
+    type=When(end=True, ahead=True),
+    required=True,
+    metavar="DATE",
+    help="Last day of the mute: 2026-01-31 or 30d.",
 )
 @reason_option("Why the series is muted.")
 @click.pass_obj

@@ -14,6 +14,7 @@ from groupbench.tracker.judge.alerts import FAILING
 from groupbench.tracker.judge.incidents import NOISE, Change
 from groupbench.tracker.judge.pasts import codes_of
 from groupbench.tracker.judge.verdicts import Judged
+from groupbench.tracker.query.rows import RunRow
 from groupbench.tracker.store.chunks import chunks
 from groupbench.tracker.store.schema import LoadedList
 
@@ -32,6 +33,8 @@ class Causes:
     def __init__(self, session: Session, rows: Sequence[Judged]) -> None:
         self.session = session
         self.rows: dict[Hashable, Judged] = {key: row for key, row in enumerate(rows)}  # noqa: C416 # of wider keys
+        runs = {run for row in rows for run in _runs(row)}
+        self._places = {run: place for place, run in enumerate(sorted(runs, key=lambda run: run.order))}
         self._files = changed_files(session, [place for row in rows if (place := _place(row)) is not None])
 
     def changes(self) -> list[Change]:
@@ -50,8 +53,7 @@ class Causes:
 
     def _change(self, key: Hashable, row: Judged) -> Change:
         alert, span, place = row.alert, row.span, _place(row)
-        run = None if row.point is None else row.point.run
-        head = span.head if span is not None else run
+        places = sorted(self._places[run] for run in _runs(row))
         named = span.named[0].commits[-1]["hash"] if span is not None and span.named else None
         size = None if row.change is None or row.change <= -1 else abs(math.log1p(row.change))
         effect = row.effect
@@ -62,8 +64,8 @@ class Causes:
             key=key,
             kernel=(row.series.operator, row.series.backend),
             effect=size,
-            first=None if span is None or span.base is None else span.base.started.timestamp(),
-            last=0.0 if head is None else head.started.timestamp(),
+            first=places[0] if len(places) > 1 else None,
+            last=places[-1] if places else 0,
             surroundings=_surroundings(row),
             worse=not row.better,
             wrong=row.what == "result",
@@ -84,6 +86,13 @@ def _surroundings(row: Judged) -> str:
     if row.cause in ("environment", "machine", "infrastructure"):
         return f"machine {'' if row.point is None else row.point.environment.machine}"
     return ""
+
+
+def _runs(row: Judged) -> tuple[RunRow, ...]:
+    """Return the runs at the ends of a row's change; tonight's if it has no ends."""
+    if row.span is not None:
+        return row.span.ends
+    return () if row.point is None else (row.point.run,)
 
 
 def _place(row: Judged) -> Place | None:

@@ -47,8 +47,8 @@ class Change:
         metric: The metric that changed, and `exact` if it has no noise.
         series: Key of the series.
         effect: Logarithm of the change, positive for the worse; None if unknown.
-        first: Time of the last run before the change; None without one.
-        last: Time of the first run after it.
+        first: Place among the runs of the last one before the change; None without one.
+        last: Place of the first run after it.
         surroundings: The toolchain or machine that changed; "" for the code.
         worse: The change is for the worse.
         wrong: A result became wrong.

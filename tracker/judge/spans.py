@@ -73,11 +73,13 @@ class Span:
         return (self.head,) if self.base is None else (self.base, self.head)
 
     def overlaps(self, other: Span) -> bool:
-        """Return whether both changes may have happened at the same time: after a base, and by its head."""
+        """Return whether both changes may be of one commit: after a base, and by its head."""
         return not (self._ends_before(other) or other._ends_before(self))
 
     def _ends_before(self, other: Span) -> bool:
-        return other.base is not None and (self.head.started, self.head.pk) <= (other.base.started, other.base.pk)
+        if other.base is None:
+            return False
+        return max(end.order for end in self.ends) <= min(end.order for end in other.ends)
 
     @property
     def same_code(self) -> bool:

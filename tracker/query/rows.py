@@ -52,6 +52,11 @@ class RunRow(FlatRow):
         return self.started, self.pk
 
     @property
+    def order(self) -> tuple[datetime, datetime, int]:
+        """The run's place among others of a commit line, as far as times tell. A backfill measures old commits late."""
+        return self.committed or self.started, self.started, self.pk
+
+    @property
     def state(self) -> State:
         return State(self.commit, self.dirty)
 

@@ -25,7 +25,10 @@ def whole_file(path: Path, error: Callable[[str], Exception]) -> Iterator[IO[byt
             with path.open("wb") as file:
                 yield file
             return
-        handle, name = tempfile.mkstemp(prefix=f".{path.name[:50]}.", dir=path.parent)
+        try:
+            handle, name = tempfile.mkstemp(prefix=f".{path.name[:50]}.", dir=path.parent)
+        except ValueError as cause:  # a null byte in the path
+            raise error(f"{path}: cannot be written: {cause}") from cause
         temporary = Path(name)
         with os.fdopen(handle, "wb") as file:
             yield file
@@ -35,8 +38,8 @@ def whole_file(path: Path, error: Callable[[str], Exception]) -> Iterator[IO[byt
         os.umask(mask)
         temporary.chmod(0o666 & ~mask)  # mkstemp makes files that only their owner can read
         temporary.replace(path)
-    except (OSError, ValueError) as cause:
-        raise error(f"{path}: cannot be written: {getattr(cause, 'strerror', None) or cause}") from cause
+    except OSError as cause:
+        raise error(f"{path}: cannot be written: {cause.strerror or cause}") from cause
     finally:
         if temporary is not None:
             with suppress(OSError):

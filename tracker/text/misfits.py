@@ -84,6 +84,8 @@ def _words(wanted: inspect.Type, name: str = "NAME") -> str:
     words = next((words for type_, words in _WORDS if isinstance(wanted, type_)), "a table")
     if isinstance(wanted, inspect.IntType) and wanted.ge is not None:
         return f"{words} from {wanted.ge}" + ("" if wanted.le is None else f" to {wanted.le}")
+    if isinstance(wanted, inspect.FloatType) and wanted.gt is not None:
+        return f"{words} above {wanted.gt:g}" + ("" if wanted.le is None else f", up to {wanted.le:g}")
     return f"{words}, not empty" if getattr(wanted, "min_length", None) else words
 
 

@@ -300,6 +300,19 @@ def test_a_backfilled_change_has_the_date_of_its_commit(cli: Cli, stored: Stored
     assert "since 2025-09-10 (measured 2026-01-10), 3 results" in cli("gate").stdout
 
 
+def test_one_cause_is_one_incident_if_a_backfill_measured_it_last(cli: Cli, stored: Stored, make: Any) -> None:
+    """The newest commit is measured second, and those before it later, the newest first."""
+    for place, day in enumerate((1, 5, 4, 3, 2)):
+        wrong = {"status": "wrong"} if day > 2 else {}
+        for shape in ("G=4,M=64,N=8,K=8", "G=4,M=1024,N=8,K=8"):
+            facts = {"time": datetime(2025, 9, day, tzinfo=UTC), "parents": [f"{day - 1:040}"]}
+            record = make(day, run=f"run-{day}", shape=shape, commit=f"{day:040}", commit_facts=facts, **wrong)
+            run = replace(record.run, started=datetime(2025, 10, 1 + place, tzinfo=UTC))
+            stored([replace(record, run=run)])
+    assert "incidents: 1 opened (1)" in cli("gate", "--update", "--run", "run-5").stderr
+    assert "1 new: wrong result in 2 series of" in cli("incidents").stdout
+
+
 def test_a_suspect_that_can_only_be_faster_is_0(cli: Cli, stored: Stored, make: Any) -> None:
     stored([*quiet(make, 6), make(6, ms=0.9), make(7, ms=0.9)])
     result = cli("gate")
