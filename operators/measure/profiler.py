@@ -168,9 +168,9 @@ def _problem(code: int, printed: str) -> str | None:
         return f"this ncu is too old ({_short(errors[0])}): install Nsight Compute 2022 or newer"
     if any("driver resource was unavailable" in line for line in lines):
         return "another tool, such as DCGM, holds the GPU's performance counters: stop or pause it"
-    if errors:
+    if errors and "application returned an error code" not in errors[0]:
         return f"it reports an error: {_short(errors[0])}"
-    if code:
+    if errors or code:
         words = [line for line in lines if line.strip() and not line.startswith("==")]
         return f"the profiled process ended with exit code {code}: {_short(words[-1] if words else 'it wrote nothing')}"
     return None
