@@ -7,8 +7,7 @@ import sys
 from pathlib import Path
 
 from groupbench.operators.measure import warden
-from groupbench.operators.measure.profiler import JOB
-from groupbench.operators.registry import get_backend, get_operator
+from groupbench.operators.measure.confine import confine
 
 WARM_UPS = 2
 """Calls before the profiled one: they compile, tune and allocate."""
@@ -17,6 +16,12 @@ WARM_UPS = 2
 def main(folder: Path) -> None:
     """Make one call of the job in `folder` while ncu looks."""
     warden.die_with_parent()
+    # Not ncu: CUDA writes into /proc of this process, and a process may only write into its own.
+    confine(profiled=True)
+    # torch starts threads, and only later ones are confined.
+    from groupbench.operators.measure.profiler import JOB
+    from groupbench.operators.registry import get_backend, get_operator
+
     (name, plugins, mode), packed = pickle.loads((folder / JOB).read_bytes())  # noqa: S301 - written by profiler.py
     operator = get_operator(name, plugins).in_mode(mode)
     job = pickle.loads(packed)  # noqa: S301 - its shape may be of a class that a plugin defines

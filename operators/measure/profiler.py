@@ -20,7 +20,6 @@ from pathlib import Path
 
 from groupbench.operators.errors import UsageError
 from groupbench.operators.measure import warden
-from groupbench.operators.measure.confine import confine
 from groupbench.operators.measure.costs import MIB
 from groupbench.operators.measure.texts import joined_lines, one_line
 from groupbench.operators.measure.wire import Job
@@ -134,11 +133,6 @@ def _ncu(log: Path) -> list[str]:
     ]
 
 
-def _begin() -> None:
-    warden.die_with_parent()
-    confine(profiled=True)
-
-
 def _run(command: list[str], output: Path, timeout_s: float) -> int | None:
     """Return a command's exit code, or None if it did not end in time. Kills the rest of the process group."""
     # ncu keeps its report in TMPDIR, and leaves it there if it is killed.
@@ -147,7 +141,7 @@ def _run(command: list[str], output: Path, timeout_s: float) -> int | None:
         with output.open("wb") as file:
             process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=environment, start_new_session=True,
-                preexec_fn=_begin,
+                preexec_fn=warden.die_with_parent,
             )  # fmt: skip
     except OSError as error:
         raise ProfileError(f"{command[0]} does not start: {error.strerror}") from None
