@@ -13,6 +13,7 @@ from groupbench.tracker.facts.metrics import GBPS, TFLOPS, Metric, carried, rate
 from groupbench.tracker.facts.metrics import METRICS as STORED
 from groupbench.tracker.facts.record import Latency, Record
 from groupbench.tracker.text.cells import cell_for
+from groupbench.tracker.text.terminal import shortened
 from groupbench.tracker.text.wording import printable
 from groupbench.tracker.tools.plots import Row, ValueTable
 
@@ -142,6 +143,8 @@ def _carried(name: str) -> Callable[[Record, Record | None], Value]:
 
 
 _SHAPE = OF_PROBLEM.index("shape")
+_LONGEST_SHAPE = 100
+"""Longest shape, in characters, whose middle is not left out on a screen: 256 groups of sizes take 2,700."""
 
 
 def baselines(records: Iterable[Record], name: str | None = None) -> dict[tuple[str, ...], Record]:
@@ -183,7 +186,10 @@ def screen_table(records: list[Record], metrics: tuple[str, ...], baseline: str 
         previous = problem
         cell = record.cell
         row = [escape(printable(f"{cell.operator} {cell.mode} {cell.dtype}")) if fresh else ""] if several else []
-        row += [escape(printable(cell.shape)) if fresh else "", escape(printable(cell.backend))]
+        row += [
+            escape(shortened(printable(cell.shape), _LONGEST_SHAPE)) if fresh else "",
+            escape(printable(cell.backend)),
+        ]
         row += [_shown(name, record, base.get(problem)) for name in metrics]
         table.add_row(*row, _status_text(record))
     return table

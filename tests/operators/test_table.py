@@ -194,6 +194,12 @@ def test_screen_says_why(make: Make) -> None:
     assert "error why" in text
 
 
+def test_a_long_shape_loses_its_middle_on_a_screen_only(make: Make) -> None:
+    long = make(shape="groups=" + "|".join(["16x16x16"] * 300))
+    assert long.cell.shape not in screen([long]) and "groups=16x16x16|" in screen([long])
+    assert long.cell.shape in csv([long])
+
+
 def test_screen_survives_markup_in_a_message(make: Make) -> None:
     assert "[/red] [bold" in screen([make(ms=None, status="error", message="[/red] [bold")])
 
