@@ -28,7 +28,7 @@ from groupbench.tracker.ab.answers import Answer, Greeting
 from groupbench.tracker.facts.errors import TrackerError
 from groupbench.tracker.facts.exits import ExitCode
 from groupbench.tracker.facts.measured_tree import CONTRACT, MeasuredTree
-from groupbench.tracker.project import import_folders
+from groupbench.tracker.project import add_to_path, import_folders, with_folders
 from groupbench.tracker.text.scratch import Scratch
 from groupbench.tracker.tools import git
 
@@ -213,8 +213,8 @@ class SideProcess:
 
     def _start(self) -> subprocess.Popen[bytes]:
         path = python_path(self.side, self._scratch.path / f"layout-{self._own_contract}", self._own_contract)
-        environment = dict(os.environ)
-        environment["PYTHONPATH"] = os.pathsep.join([*path, *filter(None, [os.environ.get("PYTHONPATH")])])
+        # Only the layout: a tree's `statistics.py` or `sitecustomize.py` would run in the process that keeps the clock.
+        environment = with_folders(path[1:], add_to_path(path[:1], dict(os.environ)))
         environment["PYTHONUNBUFFERED"] = "1"
         if self.side.tree is not None:
             environment |= measured_tree(self.side.tree).variables()
