@@ -98,9 +98,8 @@ class AbServer:
     def hello(self, device: str) -> dict[str, Any]:
         """Set the device, and return it with its capability and environment.
 
-        Raises ImportError if this tree is too old to be measured, UsageError without the device.
+        Raises UsageError without the device.
         """
-        check_contract()
         self._device = resolve_device(device)
         servers.begin()
         self._capability, facts = call(
@@ -322,15 +321,6 @@ def _end(worker: Worker | None) -> None:
     if worker is not None:
         worker.kill()
         worker.close()
-
-
-def check_contract() -> None:
-    """Raise ImportError if the operators of this tree lack functions that measuring needs."""
-    importlib.import_module("groupbench.operators.measure.accuracy")
-    from groupbench.operators.operator import Operator
-
-    if not hasattr(Operator, "in_mode"):
-        raise ImportError("its operators have no modes")
 
 
 def probe(device: str) -> tuple[tuple[int, int] | None, dict[str, Any]]:

@@ -18,9 +18,6 @@ They are not in PYTHONPATH itself: the command and the judging process would run
 `sitecustomize.py` in place of Python's.
 """
 
-CONTRACT = ("dtypes.py", "errors.py", "operator.py", "tolerances.py")
-"""Files of `operators` that the measuring code depends on. For a tree too old for it, the driver's files are used."""
-
 
 @dataclass(frozen=True)
 class MeasuredTree:
