@@ -20,6 +20,7 @@ from groupbench.operators.errors import GroupbenchError, PlanError, UsageError
 from groupbench.operators.hosts import has_tritonbench
 from groupbench.operators.options import GreedyShapes, cells, lists, places, results, timing
 from groupbench.tracker import project
+from groupbench.tracker.facts.measured_tree import measured_folders
 from groupbench.tracker.facts.metrics import NCU
 from groupbench.tracker.text.wording import no_such
 from groupbench.tracker.tools import shell
@@ -123,14 +124,13 @@ def _run(options: dict[str, Any]) -> int:
 
 
 def _plugins(options: dict[str, Any]) -> tuple[str, ...]:
-    """Return the plugins from the plan or this folder's groupbench.toml, and from the options. Extends `sys.path`."""
+    """Return the plugins from the plan or this folder's groupbench.toml, and from the options."""
     try:
         loaded = project.load(options["plan"])
     except project.ProjectError as error:
         raise UsageError(f"plan {error.message}" if options["plan"] else error.message) from error
     folders = loaded.python_path() if loaded.settings.plugins else []
-    os.environ |= project.add_to_path(folders, dict(os.environ))  # for the processes that measure
-    sys.path[1:1] = [folder for folder in folders if folder not in sys.path]
+    os.environ |= project.with_folders(folders or measured_folders(), {})  # for the processes that measure
     return (loaded.plugins if options["plan"] else loaded.placed_plugins)(options["plugins"])
 
 

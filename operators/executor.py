@@ -346,14 +346,10 @@ def _finished(cell: Live, machine: Machine, run: Run) -> Record:
             extra["latency"] = _latency(prepared, cell.bursts)
         machine = replace(machine, environment=environment.with_variables(machine.environment, prepared.variables))
     if failure is not None:
-        return _record(cell.job, machine, run, _status(failure), failure.message, **extra)
+        return _record(cell.job, machine, run, failure.status, failure.message, **extra)
     if cell.problem:
         return _record(cell.job, machine, run, "wrong", cell.problem, **extra)
     return _record(cell.job, machine, run, "ok", None, **extra)
-
-
-def _status(failure: Failure) -> Status:
-    return failure.status  # type: ignore[return-value]
 
 
 def _latency(prepared: Prepared, bursts: list[Burst]) -> Latency:

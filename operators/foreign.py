@@ -15,7 +15,7 @@ import msgspec
 from groupbench.operators import plugins as plugin_sources
 from groupbench.operators import registry
 from groupbench.operators.measure.judging import HeldTo
-from groupbench.operators.measure.selection import imports_of
+from groupbench.operators.measure.selection import LargeModule, imports_of
 from groupbench.operators.measure.wire import Job
 from groupbench.operators.measure.worker import call
 from groupbench.operators.operator import Operator, runs_everywhere
@@ -41,7 +41,7 @@ class Facts(msgspec.Struct, frozen=True):
     is_baseline: bool
     is_asked: bool
     plugins: tuple[str, ...]
-    imports: tuple[str, ...]
+    imports: tuple[LargeModule, ...]
     held_to: HeldTo
 
 

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import os
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
@@ -36,6 +36,7 @@ import msgspec
 from groupbench.tracker.facts.durations import seconds
 from groupbench.tracker.facts.errors import TrackerError
 from groupbench.tracker.facts.identity import TOOLCHAIN_MARK
+from groupbench.tracker.facts.measured_tree import FOLDERS
 
 NAME = "groupbench.toml"
 
@@ -202,6 +203,11 @@ def add_to_path(folders: Iterable[str], environment: dict[str, str]) -> dict[str
     before = filter(None, [environment.get("PYTHONPATH")])
     path = os.pathsep.join([*folders, *before])
     return {**environment, "PYTHONPATH": path} if path else environment
+
+
+def with_folders(folders: Iterable[str], environment: Mapping[str, str]) -> dict[str, str]:
+    """Return an environment in which cells find these folders' modules, and the command that measures does not."""
+    return {**environment, FOLDERS: os.pathsep.join(folders)}
 
 
 def find(start: Path | None = None) -> Path | None:

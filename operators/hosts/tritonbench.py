@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib.util
 import itertools
+import os
 import signal
 import subprocess
 import sys
@@ -33,6 +34,7 @@ from groupbench.operators.measure.warden import has_ended, kill_group
 from groupbench.operators.registry import CATALOG, get_operator, has_operator
 from groupbench.operators.session import Session
 from groupbench.tracker.facts.exits import ExitCode
+from groupbench.tracker.facts.measured_tree import add_measured_folders
 from groupbench.tracker.facts.record import SCHEMA, Record, Run, Status
 from groupbench.tracker.text.scratch import Scratch
 from groupbench.tracker.text.wording import counted
@@ -363,7 +365,7 @@ class _Follower:
         self.current: Event | None = None  # begun and not finished
         self.last: Event | None = None
         self.refused: str | None = None
-        self._process = subprocess.Popen(command, start_new_session=True)
+        self._process = subprocess.Popen(command, start_new_session=True, env=add_measured_folders(os.environ))
 
     @property
     def code(self) -> int | None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from groupbench.operators.catalog.grouped_gemm import group_bounds
+from groupbench.operators.measure.wire import NOT_CHECKED
 from groupbench.operators.operator import Backend
 from groupbench.tracker.facts.record import Record
 
@@ -32,7 +33,7 @@ CATCHERS = {
     "domain": r"^PermissionError",
     "isolation": (
         r"the process( died|, or the one above it, was killed)|could not be read|no answer within"
-        r"|^(Type|Runtime|Attribute)Error|^StopIteration"
+        r"|^its process reports: |^(Type|Runtime|Attribute)Error|^StopIteration"
     ),
 }
 """Mechanisms by the pattern of a record's message. The first pattern that matches names the mechanism."""
@@ -72,7 +73,7 @@ def backends(cheats: Iterable[Cheat]) -> tuple[Backend, ...]:
 
 def is_not_checked(record: Record) -> bool:
     """Return whether the machine was too busy to check the times: the backend is neither accused nor ok."""
-    return record.status == "error" and (record.message or "").startswith("not checked: ")
+    return record.status == "error" and (record.message or "").startswith(NOT_CHECKED)
 
 
 def caught_by(record: Record) -> str | None:

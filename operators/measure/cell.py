@@ -27,7 +27,8 @@ from typing import Any
 
 import msgspec
 
-from groupbench.operators import plugins
+from groupbench.kernels.variants import choices
+from groupbench.operators import plugins, relayout
 from groupbench.operators.errors import Unavailable
 from groupbench.operators.measure import accuracy, compiled, costs, exchange, loaded, moves, seal, specials, triton_key
 from groupbench.operators.measure.costs import Costs
@@ -224,7 +225,7 @@ class CellHandler:
         memory = costs.CudaMemory() if job.device == "cuda" else None
         before = memory.fresh() if memory else costs.Held()
         start = _now()
-        with _choices() as chosen, costs.building() as built:
+        with choices() as chosen, costs.building() as built:
             run, copies, interpreted = self._prepared()
         prepare_ms = 1e3 * (_now() - start)
         spent = built.metrics
@@ -256,7 +257,7 @@ class CellHandler:
         Raises TypeError if `prepare` does not return a callable, or registers a copy of something other than an input.
         """
         backend, inputs = self.adopted.backend, self.adopted.inputs
-        moves.registered_copies()  # discard those of the previous cell
+        relayout.take()  # discard those of the previous cell
         with compiled.interpreted() as launched:
             run = backend.prepare(inputs)
             if not callable(run):
@@ -264,7 +265,7 @@ class CellHandler:
             run()
         interpreted = self.job.interpreted and (backend.kind != "torch" or bool(launched))
         _synchronize(self.job.device)
-        return run, moves.within(moves.registered_copies(), inputs), interpreted
+        return run, moves.within(relayout.take(), inputs), interpreted
 
     def _timed(
         self, run: Any, copies: list[Any], interpreted: bool, held: Mapping[int, str], protocol: Protocol
@@ -422,15 +423,6 @@ def _misbehaved(kept: Keeper) -> str | None:
     if kept.reserved:
         return f"a call reserved {kept.reserved / costs.MIB:.3g} MiB of the L2 cache, which stay unflushed"
     return None
-
-
-def _choices() -> Any:
-    """Return a context for listing the kernel variants chosen in it. The list stays empty in trees without variants."""
-    try:
-        from groupbench.kernels.variants import choices
-    except ImportError:
-        return contextlib.nullcontext([])
-    return choices()
 
 
 def _kind(value: Any) -> str:

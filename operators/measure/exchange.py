@@ -9,6 +9,7 @@ import math
 import mmap
 import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -190,21 +191,21 @@ def arranged(form: str, tensors: list[Tensor]) -> Any:
 def _read(path: str, offset: int, size: int, device: str) -> Tensor:
     """Return a copy of `size` bytes at `offset`, since the other process may still change the file.
 
+    They are read, not mapped: a file that is cut at this time would end this process by SIGBUS.
+
     Raises ValueError if the file is too short.
     """
     import torch
 
-    file = os.open(path, os.O_RDONLY)
-    try:
-        if offset < 0 or offset + size > os.fstat(file).st_size:
-            raise ValueError("the backend's process sent fewer bytes than it announced")
-        with mmap.mmap(file, 0, prot=mmap.PROT_READ, flags=mmap.MAP_PRIVATE) as memory:
-            view = memoryview(memory)[offset : offset + size]
-            data = torch.frombuffer(bytearray(view), dtype=torch.uint8)
-            view.release()
-    finally:
-        os.close(file)
-    return data.to(device)
+    data = bytearray(size)
+    view = memoryview(data)
+    with Path(path).open("rb", buffering=0) as file:
+        file.seek(max(offset, 0))
+        while len(view) and (read := file.readinto(view)):  # at most 2 GiB at once
+            view = view[read:]
+    if len(view) or offset < 0:
+        raise ValueError("the backend's process sent fewer bytes than it announced")
+    return torch.frombuffer(data, dtype=torch.uint8).to(device)
 
 
 def _name(part: Tensor) -> str:

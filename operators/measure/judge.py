@@ -29,7 +29,7 @@ from groupbench.operators.measure.given import Given, named_tensors
 from groupbench.operators.measure.keeper import Keeper
 from groupbench.operators.measure.protocol import CpuTimer, Protocol
 from groupbench.operators.measure.wire import Done, Failure, Job, Paced
-from groupbench.operators.tolerances import TOLERANCES, Tolerance
+from groupbench.operators.tolerances import TOLERANCES, Tolerance, table_of
 from groupbench.tracker.facts.record import Accuracy, Environment
 
 LOCAL = 6.0
@@ -368,22 +368,14 @@ def _facts(job: Job) -> tuple[Any, ...]:
 
 def _operator(job: Job) -> Any:
     """Return the operator without the plugins' backends. Imports a plugin only if it defines the operator."""
-    alone = getattr(registry, "operator_alone", None)
-    if alone is not None:
-        return alone(job.operator, job.plugins).in_mode(job.mode)
-    get = getattr(registry, "catalog_operator", registry.get_operator)  # a tree from before operators were plugins
-    try:
-        return get(job.operator).in_mode(job.mode)
-    except UsageError:
-        return registry.get_operator(job.operator, job.plugins).in_mode(job.mode)
+    return registry.operator_alone(job.operator, job.plugins).in_mode(job.mode)
 
 
 def _tolerance(operator: Any, row: str | None, dtype: str) -> Tolerance:
     """Return the tolerance in the backend's table row. Raises ValueError for another dtype's row."""
     dtype_: str = operator.output_dtype(dtype)
     name = (row or "{dtype}").format(dtype=dtype_)
-    table = TOLERANCES | dict(getattr(operator, "tolerances", {}))
+    table = table_of(operator)
     if name not in table or name.partition("_")[0] != dtype_.partition("_")[0]:
         raise ValueError(f"the backend asks for the tolerance {name!r}, which is not one of {dtype_}")
-    tolerance: Tolerance = table[name]
-    return tolerance
+    return table[name]

@@ -6,12 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from groupbench.operators import registry
 from groupbench.operators.measure.exchange import Sent
 from groupbench.operators.measure.judge import At, Gauged, OutputJudgement
 from groupbench.operators.measure.wire import Failure, Job, Request
 from groupbench.operators.measure.worker import Judge, Worker
-from groupbench.operators.registry import get_backend, get_operator
+from groupbench.operators.registry import get_backend, get_operator, home_of
 
 FIRST = At()
 """The inputs as made from the seed. A record's accuracy is measured on them, since histories compare it."""
@@ -40,10 +39,7 @@ def held_to(job: Job) -> HeldTo:
     The judge imports only the plugin defining the operator, if any.
     """
     operator = get_operator(job.operator, job.plugins).in_mode(job.mode)
-    home = getattr(registry, "home_of", None)  # a tree from before operators were plugins
-    return HeldTo(
-        get_backend(operator, job.backend).tolerance, home(job.operator, job.plugins) if home else job.plugins
-    )
+    return HeldTo(get_backend(operator, job.backend).tolerance, home_of(job.operator, job.plugins))
 
 
 class Judging:

@@ -337,26 +337,8 @@ def of(
     draw: Callable[[int], Any] | None = None,
     copies: Iterable[tuple[Tensor, Tensor]] = (),
 ) -> Moves:
-    """Return the moves for an operator's inputs; `draw` makes others from a seed.
-
-    Nothing moves in trees from before operators/relayout.py, whose backends may read unregistered copies.
-    """
-    able = hasattr(operator, "moves") and _relayout() is not None
-    return Moves(inputs, operator.moves, copies, draw) if able else Moves(())
-
-
-def registered_copies() -> list[tuple[Any, Any]]:
-    """Return the copies registered with operators/relayout.py since the last call."""
-    module = _relayout()
-    return module.take() if module is not None else []
-
-
-def _relayout() -> Any:
-    try:
-        from groupbench.operators import relayout
-    except ImportError:  # an older tree, whose backends do not register copies
-        return None
-    return relayout
+    """Return the moves for an operator's inputs; `draw` makes others from a seed."""
+    return Moves(inputs, operator.moves, copies, draw)
 
 
 def reroute(operator: Any, shape: Any, inputs: Any, seed: int) -> list[tuple[Tensor, Tensor]] | None:
@@ -365,8 +347,7 @@ def reroute(operator: Any, shape: Any, inputs: Any, seed: int) -> list[tuple[Ten
     Returns (tensor, old contents) of each index tensor. Returns None if the operator has no routing, or if the shape
     has only one.
     """
-    rerouted = getattr(operator, "reroute", None)
-    if rerouted is None:
+    if operator.reroute is None:
         return None
     held = [(t, t.clone()) for _, t in named_tensors(inputs) if not t.is_floating_point()]
-    return held if rerouted(shape, inputs, seed) else None
+    return held if operator.reroute(shape, inputs, seed) else None

@@ -23,7 +23,7 @@ from pathlib import Path
 from types import ModuleType
 
 from groupbench.operators.measure.loaded import C_SOURCES, library_folders, watch
-from groupbench.tracker.facts.measured_tree import CONTRACT, MeasuredTree, measured_tree
+from groupbench.tracker.facts.measured_tree import MeasuredTree, measured_tree
 
 CODE_SUFFIXES = (
     *(".py", ".pyc", ".pyd", ".so"),
@@ -222,8 +222,8 @@ def _within(place: str, folder: str) -> bool:
 def _own_code(others: Sequence[str]) -> list[str]:
     """Return the places with the driver's own code, which measures every checkout, groupbench's included."""
     root = Path(os.path.realpath(__file__)).parents[2]
-    measuring = ("operators/measure", *(f"operators/{name}" for name in CONTRACT))
-    return [str(root / part) for part in ("tracker", *(measuring if str(root) in others else ("kernels", "operators")))]
+    measuring = ("operators/measure",) if str(root) in others else ("kernels", "operators")
+    return [str(root / part) for part in ("tracker", *measuring)]
 
 
 def _installed_packages(distribution: str) -> Iterator[str]:

@@ -23,6 +23,7 @@ from groupbench.operators.measure import warden
 from groupbench.operators.measure.costs import MIB
 from groupbench.operators.measure.texts import joined_lines, one_line
 from groupbench.operators.measure.wire import Job
+from groupbench.tracker.facts.measured_tree import add_measured_folders
 from groupbench.tracker.facts.metrics import NCU
 from groupbench.tracker.text.scratch import Scratch
 
@@ -136,7 +137,7 @@ def _ncu(log: Path) -> list[str]:
 def _run(command: list[str], output: Path, timeout_s: float) -> int | None:
     """Return a command's exit code, or None if it did not end in time. Kills the rest of the process group."""
     # ncu keeps its report in TMPDIR, and leaves it there if it is killed.
-    environment = {**os.environ, "TMPDIR": str(output.parent), "LC_ALL": "C.UTF-8"}
+    environment = {**add_measured_folders(os.environ), "TMPDIR": str(output.parent), "LC_ALL": "C.UTF-8"}
     try:
         with output.open("wb") as file:
             process = subprocess.Popen(

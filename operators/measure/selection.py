@@ -9,7 +9,7 @@ import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from groupbench.operators.errors import UsageError
 from groupbench.operators.measure.environment import interpreter_problem
@@ -18,10 +18,12 @@ from groupbench.operators.measure.texts import one_line
 from groupbench.operators.operator import Backend, Operator, Target
 from groupbench.tracker.text.wording import no_such
 
-DYNAMO = "torch._dynamo"
-GLUON = "triton.experimental.gluon"
+LargeModule = Literal["torch._dynamo", "triton.experimental.gluon", "torch._inductor.choices"]
+"""A module that the fork server may import for cells. A plugin's process names it, and must not name its own."""
+DYNAMO: LargeModule = "torch._dynamo"
+GLUON: LargeModule = "triton.experimental.gluon"
 """What Triton imports at the first launch of a kernel."""
-INDUCTOR = "torch._inductor.choices"
+INDUCTOR: LargeModule = "torch._inductor.choices"
 """What TritonBench imports. TritonBench itself asks for a GPU, which the fork server must not open."""
 USES_DYNAMO = re.compile(r"helion|torch\.compile|_dynamo|_inductor")
 """Text of a plugin that imports Dynamo, maybe only when it is called."""
@@ -77,7 +79,7 @@ def why_unavailable(operator: Operator, backend: str, target: Target) -> str | N
         return f"its `unavailable` raised {describe(error)}"
 
 
-def imports_of(backend: Backend, plugins: Sequence[str]) -> tuple[str, ...]:
+def imports_of(backend: Backend, plugins: Sequence[str]) -> tuple[LargeModule, ...]:
     """Return the large modules to be imported by a backend's processes, so the fork server can import them once.
 
     Triton imports Gluon, Helion and torch.compile Dynamo, and TritonBench Inductor. A plugin's text is searched for the
@@ -93,7 +95,7 @@ def imports_of(backend: Backend, plugins: Sequence[str]) -> tuple[str, ...]:
     return tuple(name for name, needed in needs.items() if needed)
 
 
-def imports_to_count(home: Sequence[str]) -> tuple[str, ...]:
+def imports_to_count(home: Sequence[str]) -> tuple[LargeModule, ...]:
     """Return the large modules needed to count an operator's bytes.
 
     Torch's device "meta", on which tensors are counted, imports Dynamo. A NumPy operator imports neither.

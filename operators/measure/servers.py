@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from groupbench.operators.measure.watchdog import Watchdog
+from groupbench.tracker.facts.measured_tree import measured_folders
 
 log = logging.getLogger(__name__)
 
@@ -146,7 +147,7 @@ class ForkServer:
         work = os.memfd_create("work")
         try:
             with os.fdopen(os.dup(work), "wb") as file:
-                pickle.dump((sys.path, str(Path.cwd())), file)  # under which the function is found
+                pickle.dump((self._path(), str(Path.cwd())), file)  # under which the function is found
                 pickle.dump((function, arguments), file)
             for _ in range(2):
                 self.begin()
@@ -156,6 +157,14 @@ class ForkServer:
             raise EOFError(f"the fork server of {self.name} has died twice")
         finally:
             os.close(work)
+
+    def _path(self) -> list[str]:
+        """Return a process's `sys.path`: the measured folders before the libraries for a cell, behind for a judge.
+
+        A judge finds the operator there, but no module in place of one of Python's, torch's or groupbench's.
+        """
+        folders = measured_folders()
+        return [*sys.path[:1], *folders, *sys.path[1:]] if self is CELLS else [*sys.path, *folders]
 
     def _request(self, descriptors: Sequence[int]) -> socket.socket:
         """Ask for a process, and return the socket on which it is reported."""

@@ -47,6 +47,7 @@ from groupbench.operators.measure.further import describe_kernels, find_properti
 from groupbench.operators.measure.judging import HeldTo, held_to
 from groupbench.operators.measure.live import ACCUSED, Live, drawn, fingerprint_of, new_secret, settle
 from groupbench.operators.measure.protocol import Protocol
+from groupbench.operators.measure.selection import LargeModule
 from groupbench.operators.measure.texts import one_line
 from groupbench.operators.measure.wire import Done, Failure, Job, Request
 from groupbench.operators.measure.witness import Implausible
@@ -97,9 +98,8 @@ class AbServer:
     def hello(self, device: str) -> dict[str, Any]:
         """Set the device, and return it with its capability and environment.
 
-        Raises ImportError if this tree is too old to be measured, UsageError without the device.
+        Raises UsageError without the device.
         """
-        check_contract()
         self._device = resolve_device(device)
         servers.begin()
         self._capability, facts = call(
@@ -126,7 +126,7 @@ class AbServer:
         self._timeout_s = timeout_s
         self._job = self._as_job(cell)
         if self._job not in self._able:
-            looked_up = tuple[str | None, tuple[str, ...]]
+            looked_up = tuple[str | None, tuple[LargeModule, ...]]
             reason, imports = call(look_up, self._job, self._capability, returns=looked_up)
             if reason is not None:
                 return Failure("unavailable", reason)
@@ -323,15 +323,6 @@ def _end(worker: Worker | None) -> None:
         worker.close()
 
 
-def check_contract() -> None:
-    """Raise ImportError if the operators of this tree lack functions that measuring needs."""
-    importlib.import_module("groupbench.operators.measure.accuracy")
-    from groupbench.operators.operator import Operator
-
-    if not hasattr(Operator, "in_mode"):
-        raise ImportError("its operators have no modes")
-
-
 def probe(device: str) -> tuple[tuple[int, int] | None, dict[str, Any]]:
     """Return this side's capability and environment. Run it in a separate process, because it opens the device.
 
@@ -343,7 +334,7 @@ def probe(device: str) -> tuple[tuple[int, int] | None, dict[str, Any]]:
     return capability, msgspec.to_builtins(detected)
 
 
-def look_up(job: Job, capability: tuple[int, int] | None) -> tuple[str | None, tuple[str, ...]]:
+def look_up(job: Job, capability: tuple[int, int] | None) -> tuple[str | None, tuple[LargeModule, ...]]:
     """Return why the job's backend cannot run here, or None, and the modules that its processes will import.
 
     Raises UsageError if operator or backend is unknown.
@@ -441,19 +432,19 @@ def list_cells(device: str, capability: tuple[int, int] | None, selection: dict[
 def serve(side: AbServer, questions: Any, answers: Any) -> None:
     """Answer each line of `questions` on `answers` until `quit` or the end of the input."""
     for line in questions:
+        failed: tuple[str, str] | None = None
         try:
             question = msgspec.json.decode(line, type=SideQuestion)
             if question.verb == "quit":
                 return
             value = getattr(side, question.verb)(**question.arguments)
+            if isinstance(value, Failure):
+                failed = value.status, value.message
         except GroupbenchError as error:
-            value = Failure("error" if isinstance(error, WorkerLost) else "usage", one_line(str(error)))
+            failed = "error" if isinstance(error, WorkerLost) else "usage", one_line(str(error))
         except Exception as error:
-            value = Failure("error", describe(error))
-        if isinstance(value, Failure):
-            body: dict[str, Any] = {"failure": {"status": value.status, "message": value.message}}
-        else:
-            body = {"value": value}
+            failed = "error", describe(error)
+        body = {"value": value} if failed is None else {"failure": {"status": failed[0], "message": failed[1]}}
         answers.write(msgspec.json.encode(body) + b"\n")
         answers.flush()
 

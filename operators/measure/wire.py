@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -134,10 +134,18 @@ class Done(msgspec.Struct, frozen=True, tag=True):
     what: str
 
 
-class Failure(msgspec.Struct, frozen=True, tag=True):
-    """The reply to a request that failed. The cell cannot be used afterwards."""
+NOT_CHECKED = "not checked: "
+"""The beginning of the message of a cell that the machine was too busy to check. No process writes it of itself."""
 
-    status: str  # error, oom, unavailable
+
+class Failure(msgspec.Struct, frozen=True, tag=True):
+    """The reply to a request that failed. The cell cannot be used afterwards.
+
+    Attributes:
+        status: None of these is good news: a backend's process cannot name itself `ok` or `skipped`.
+    """
+
+    status: Literal["error", "oom", "unavailable", "timeout", "wrong"]
     message: str
 
 

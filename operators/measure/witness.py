@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from groupbench.operators.measure.wire import Burst, Failure, Paced, Witnessed
+from groupbench.operators.measure.wire import NOT_CHECKED, Burst, Failure, Paced, Witnessed
 
 log = logging.getLogger(__name__)
 
@@ -442,7 +442,7 @@ def watch(
 def _shared(stretched: float) -> Disturbed:
     slower = f" and takes {stretched:.1f} times as long for the same work" if stretched >= LIMITS.stretched else ""
     return Disturbed(
-        "error", f"not checked: the device is shared with other work{slower}; measure again when it is idle"
+        "error", f"{NOT_CHECKED}the device is shared with other work{slower}; measure again when it is idle"
     )
 
 

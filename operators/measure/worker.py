@@ -31,7 +31,8 @@ from groupbench.operators.measure.faults import authors_frame, located, shown
 from groupbench.operators.measure.judge import JudgeAnswer
 from groupbench.operators.measure.servers import ForkServer
 from groupbench.operators.measure.texts import joined_lines, storable
-from groupbench.operators.measure.wire import Answer, Failure, Request
+from groupbench.operators.measure.wire import NOT_CHECKED, Answer, Failure, Request
+from groupbench.tracker.facts.measured_tree import add_measured_folders
 
 log = logging.getLogger(__name__)
 
@@ -209,7 +210,8 @@ class Worker:
         # if the fork server has died as well.
         over = self._process.handle
         try:
-            return self._decoder.decode(self._channel.receive(over, self.timeout_s, self._still_waiting))
+            reply = self._decoder.decode(self._channel.receive(over, self.timeout_s, self._still_waiting))
+            return _as_its_own(reply) if isinstance(reply, Failure) else reply
         except TimeoutError:
             self._abort(over)
             self.kill()
@@ -340,10 +342,23 @@ def _serve_limited(
 
     def serve() -> None:
         if confined:
-            confine.confine()
+            _enter_cell()
         serves(Connection(connection), file, device)
 
     warden.guard(serve, keep=(connection, file), log=log, memory=memory)
+
+
+def _enter_cell() -> None:
+    """Confine this process. Those that it starts find the measured modules, as it does."""
+    os.environ |= add_measured_folders(os.environ)
+    confine.confine()
+
+
+def _as_its_own(failure: Failure) -> Failure:
+    """Return a process's failure with a message that does not read like the parent's excuse of a busy machine."""
+    if not failure.message.startswith(NOT_CHECKED):
+        return failure
+    return msgspec.structs.replace(failure, message=f"its process reports: {failure.message}")
 
 
 def _named(error: Exception) -> str:
@@ -409,7 +424,7 @@ def _call(channel: int, function: Callable[..., Any], args: tuple[Any, ...], con
     os.setsid()
     warden.die_with_parent()
     if confined:
-        confine.confine()
+        _enter_cell()
     connection = Connection(channel)
     with contextlib.suppress(OSError):  # the pipe is closed if the caller was interrupted
         if connection.poll():  # nothing is ever sent, so the caller was interrupted and closed the pipe

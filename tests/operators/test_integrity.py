@@ -40,6 +40,7 @@ ON_CPU = {cheat.name: cheat for cheat in CHEATS if cheat.device != "cuda"}
 QUICK = (
     *("memo_clone", "memo_by_fingerprint", "packed_activations", "dispatch_aware", "lazy_dispatch", "lazy_method"),
     *("thread_after_three", "half_precision", "slow_clock", "forged_answer_with_token", "forged_in_the_pipe"),
+    *("fails_as_ok", "fails_as_skipped", "excuses_itself"),
     *("stopped_moves", "patched_judge", "loose_tolerance", "signals_parent", "stops_warden"),
     *("keeps_one_output", "patched_kernel"),
 )
@@ -97,6 +98,13 @@ def test_the_self_test_counts_unchecked_backends_apart(
 
 def test_cheats_are_caught_and_their_honest_neighbours_are_not() -> None:
     _check(QUICK)
+
+
+def test_a_backend_cannot_say_that_the_machine_is_busy() -> None:
+    """No backend is accused then, so a wrong result could hide behind it."""
+    (record,) = [r for r in selftest.measure(["excuses_itself"], "cpu", "cheats.BACKENDS") if "excuses" in str(r.cell)]
+    assert record.message is not None and record.message.startswith("its process reports: not checked: ")
+    assert not is_not_checked(record)
 
 
 @pytest.mark.exhaustive

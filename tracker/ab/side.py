@@ -27,8 +27,8 @@ import msgspec
 from groupbench.tracker.ab.answers import Answer, Greeting
 from groupbench.tracker.facts.errors import TrackerError
 from groupbench.tracker.facts.exits import ExitCode
-from groupbench.tracker.facts.measured_tree import CONTRACT, MeasuredTree
-from groupbench.tracker.project import import_folders
+from groupbench.tracker.facts.measured_tree import MeasuredTree
+from groupbench.tracker.project import add_to_path, import_folders, with_folders
 from groupbench.tracker.text.scratch import Scratch
 from groupbench.tracker.tools import git
 
@@ -102,11 +102,8 @@ def is_groupbench(tree: Path) -> bool:
     return all((tree / part).exists() for part in ("operators/operator.py", "operators/measure", "kernels", "tracker"))
 
 
-def make_layout(tree: Path, folder: Path, own_contract: bool = True) -> None:
+def make_layout(tree: Path, folder: Path) -> None:
     """Make a package `groupbench` in `folder`: the tree's kernels and operators, the driver's measure and tracker.
-
-    Args:
-        own_contract: Use the tree's files of CONTRACT, rather than the driver's.
 
     The package hides an installed groupbench: a module missing in the tree must fail to import.
     """
@@ -117,10 +114,8 @@ def make_layout(tree: Path, folder: Path, own_contract: bool = True) -> None:
     (package / "tracker").symlink_to(TRACKER)
     (operators / "measure").symlink_to(ROOT / "operators" / "measure")
     for path in sorted((tree / "operators").iterdir()):
-        if path.name not in ("measure", "__init__.py", "__pycache__", *(() if own_contract else CONTRACT)):
+        if path.name not in ("measure", "__init__.py", "__pycache__"):
             (operators / path.name).symlink_to(path.resolve())
-    for name in () if own_contract else CONTRACT:
-        (operators / name).symlink_to(ROOT / "operators" / name)
     init = tree / "operators" / "__init__.py"
     (operators / "__init__.py").write_text(
         f"""# Written by `groupbench ab`: import this folder's modules, never those of an installed groupbench.
@@ -133,7 +128,7 @@ sys.meta_path[:] = [f for f in sys.meta_path if "__editable___groupbench" not in
     )
 
 
-def python_path(side: AbSide, layout: Path, own_contract: bool = True) -> list[str]:
+def python_path(side: AbSide, layout: Path) -> list[str]:
     """Return the first folders on the side's module path. Raises AbError if the tree is not a folder."""
     if side.tree is None:
         make_layout(ROOT, layout)
@@ -142,7 +137,7 @@ def python_path(side: AbSide, layout: Path, own_contract: bool = True) -> list[s
     if not tree.is_dir():
         raise AbError(f"{side.title}: {tree} is not a folder")
     if is_groupbench(tree):
-        make_layout(tree, layout, own_contract)
+        make_layout(tree, layout)
         return [str(layout)]
     make_layout(ROOT, layout)
     return [str(layout), *import_folders(tree, side.pythonpath)]
@@ -203,7 +198,6 @@ class SideProcess:
         self._buffer = b""
         self._request = ""
         self._last_line = ""
-        self._own_contract = True
         self._wait_s = START_TIMEOUT_S
         try:
             self._process = self._start()
@@ -212,9 +206,9 @@ class SideProcess:
             raise
 
     def _start(self) -> subprocess.Popen[bytes]:
-        path = python_path(self.side, self._scratch.path / f"layout-{self._own_contract}", self._own_contract)
-        environment = dict(os.environ)
-        environment["PYTHONPATH"] = os.pathsep.join([*path, *filter(None, [os.environ.get("PYTHONPATH")])])
+        path = python_path(self.side, self._scratch.path / "layout")
+        # Only the layout: a tree's `statistics.py` or `sitecustomize.py` would run in the process that keeps the clock.
+        environment = with_folders(path[1:], add_to_path(path[:1], dict(os.environ)))
         environment["PYTHONUNBUFFERED"] = "1"
         if self.side.tree is not None:
             environment |= measured_tree(self.side.tree).variables()
@@ -280,21 +274,8 @@ class SideProcess:
             if failure.status == "usage":
                 raise AbError(failure.message.removeprefix("UsageError: ")) from None
             old = any(word in failure.message for word in ("ImportError", "ModuleNotFoundError", "AttributeError"))
-            if old and self._own_contract and self.side.tree is not None and is_groupbench(self.side.tree):
-                self._start_over()
-                self.send("hello", START_TIMEOUT_S, device=self.device)
-                self.hello()
-                return
             reason = "too old or too broken for this groupbench to measure" if old else "does not start"
             raise self._failure(failure.status, f"{reason}: {failure.message}") from None
-
-    def _start_over(self) -> None:
-        """Start the process again, with the driver's files of CONTRACT."""
-        self._own_contract = False
-        self.close()
-        self._scratch = Scratch("side")
-        self._buffer = b""
-        self._process = self._start()
 
     def leave(self) -> None:
         """Close the process's input, which ends it unless it is working on a request."""

@@ -272,10 +272,10 @@ class Backfill:
     def _measure(self, commit: BackfillCommit, tree: Path, end: float) -> str | None:
         """Measure a checkout; return None, or the reason if nothing could be measured, which has been printed."""
         from groupbench.tracker.ab.side import measured_tree
-        from groupbench.tracker.project import add_to_path, import_folders
+        from groupbench.tracker.project import import_folders, with_folders
 
         path = self.files.records(commit)
-        environment = add_to_path(import_folders(tree, self.project.settings.pythonpath), dict(os.environ))
+        environment = with_folders(import_folders(tree, self.project.settings.pythonpath), os.environ)
         environment |= measured_tree(tree).variables()
         budget = [] if math.isinf(end) else ["--budget", f"{max(end - self.clock(), 0.001):.3f}s"]
         options = [*self.options, "--commit", commit.hash, "--records", str(path), "--resume", *budget]
@@ -302,9 +302,9 @@ class Backfill:
 
     def _unmeasured(self, commit: BackfillCommit, path: Path, reason: str, stdout: int | None = None) -> int:
         """Write a record with a reason for every cell of the plan in today's checkout. Return the exit code."""
-        from groupbench.tracker.project import add_to_path
+        from groupbench.tracker.project import with_folders
 
-        environment = add_to_path(self.project.python_path(), dict(os.environ))
+        environment = with_folders(self.project.python_path(), os.environ)
         options = [*self.options, "--commit", commit.hash, "--records", str(path), "--resume"]
         options += ["--unmeasured", reason, "--quiet"]
         return self._run(options, self.project.folder, environment, stdout)[0]

@@ -112,7 +112,7 @@ def _selected(points: list[PointRow], products: tuple[str, ...] | None, where: F
 
 def _products(layer: str) -> tuple[str, ...]:
     """Return a layer's product shapes. Raises BadParameter for an unknown layer."""
-    done = subprocess.run([sys.executable, "-m", MODULE], stdout=subprocess.PIPE, check=True)
+    done = subprocess.run([sys.executable, "-P", "-m", MODULE], stdout=subprocess.PIPE, check=True)
     layers = msgspec.json.decode(done.stdout, type=dict[str, tuple[str, ...]])
     if layer not in layers:
         raise click.BadParameter(no_such("no layer", layer, layers), param_hint="--layer")

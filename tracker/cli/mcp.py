@@ -59,7 +59,7 @@ def ask(
     """
     first, *others = arguments
     formats = [f"--format={form}"] if form else []
-    command = [sys.executable, "-m", "groupbench.tracker", *options(db=db), *first.split(), *formats, *others]
+    command = [sys.executable, "-P", "-m", "groupbench.tracker", *options(db=db), *first.split(), *formats, *others]
     done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
     try:
         output: Any = json.loads(done.stdout)

@@ -21,7 +21,7 @@ from groupbench.tracker.facts.errors import ReportPackageError, TrackerError
 from groupbench.tracker.facts.exits import ExitCode
 from groupbench.tracker.facts.identity import plan_with
 from groupbench.tracker.outputs import FORMATS
-from groupbench.tracker.project import NAME, Project, ProjectError, add_to_path
+from groupbench.tracker.project import NAME, Project, ProjectError, add_to_path, with_folders
 from groupbench.tracker.text.scratch import Scratch
 from groupbench.tracker.tools import git
 from groupbench.tracker.tools.parameters import Duration
@@ -345,7 +345,7 @@ class Night:
 
         assert self._project.file is not None
         previous = self._files.newest
-        environment = add_to_path(self._project.python_path(), dict(os.environ))
+        environment = with_folders(self._project.python_path(), os.environ)
         options = ["--plan", str(self._project.file), "--trigger", "nightly", "--records", str(file), "--resume"]
         options += ["--previous", str(previous)] if previous is not None else []
         if self._toolchain is not None:

@@ -106,13 +106,13 @@ def profile(context: click.Context, what: ProfileOptions, form: Format) -> None:
     from groupbench.tracker.cli.ingest import store
     from groupbench.tracker.facts.record import read
     from groupbench.tracker.night.measuring import measure
-    from groupbench.tracker.project import add_to_path
+    from groupbench.tracker.project import with_folders
     from groupbench.tracker.text.scratch import Scratch
 
     hold_device(context, "auto")
     project = this_project(context)
     kernels = os.environ.get("GROUPBENCH_KERNELS") or str(kernel_folder().absolute())
-    environment = add_to_path(project.python_path(), {**os.environ, "GROUPBENCH_KERNELS": kernels})
+    environment = with_folders(project.python_path(), {**os.environ, "GROUPBENCH_KERNELS": kernels})
     arguments = _arguments(what, project.placed_plugins(what.plugins))
     with Scratch("records") as folder:
         file = folder / "profile.jsonl"

@@ -33,7 +33,7 @@ def selftest(context: click.Context, integrity: bool, device: str, only: str | N
     """
     if not integrity:
         raise click.UsageError("nothing to test: give --integrity", context)
-    command = [sys.executable, "-m", MODULE, "--device", device]
+    command = [sys.executable, "-P", "-m", MODULE, "--device", device]
     command += ["--only", only] if only else []
     command += ["--json"] if form == "json" else []
     try:

@@ -74,6 +74,6 @@ def tune(
     arguments += [word for suite in suites for word in ("--suite", suite)]
     arguments += [word for shape in shapes for word in ("--shape", shape)]
     arguments += [word for option, value in options.items() if value is not None for word in (option, str(value))]
-    command = [sys.executable, "-m", MODULE, *arguments]
+    command = [sys.executable, "-P", "-m", MODULE, *arguments]
     done = subprocess.run(command if listed else under_lease("auto", command))
     sys.exit(done.returncode)

@@ -85,7 +85,11 @@ def take_inventory() -> tuple[dict[str, Any], str | None]:
         return {}, None
     try:
         done = subprocess.run(
-            [sys.executable, "-m", MODULE], capture_output=True, text=True, errors="replace", timeout=IMPORT_LIMIT_S
+            [sys.executable, "-P", "-m", MODULE],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=IMPORT_LIMIT_S,
         )
     except subprocess.TimeoutExpired:
         return {}, f"did not finish within {IMPORT_LIMIT_S:.0f} s"

@@ -11,8 +11,12 @@ VARIABLE = "GROUPBENCH_MEASURED_TREE"
 """Environment variable that holds a `MeasuredTree` as JSON. Every process below the driver inherits it."""
 
 
-CONTRACT = ("dtypes.py", "errors.py", "operator.py", "tolerances.py")
-"""Files of `operators` that the measuring code depends on. For a tree too old for it, the driver's files are used."""
+FOLDERS = "GROUPBENCH_FOLDERS"
+"""Environment variable with the folders in which the measured modules are found, as in PYTHONPATH.
+
+They are not in PYTHONPATH itself: the command and the judging process would run a measured `statistics.py` or
+`sitecustomize.py` in place of Python's.
+"""
 
 
 @dataclass(frozen=True)
@@ -42,3 +46,14 @@ def measured_tree(environment: Mapping[str, str] = os.environ) -> MeasuredTree |
     return MeasuredTree(
         fields["tree"], tuple(fields["others"]), tuple((name, folder) for name, folder in fields["projects"])
     )
+
+
+def measured_folders(environment: Mapping[str, str] = os.environ) -> list[str]:
+    """Return the folders in which the processes of cells find the measured modules before all others."""
+    return list(filter(None, environment.get(FOLDERS, "").split(os.pathsep)))
+
+
+def add_measured_folders(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of a process that runs measured code: the folders come first in PYTHONPATH."""
+    path = os.pathsep.join([*measured_folders(environment), *filter(None, [environment.get("PYTHONPATH")])])
+    return {**environment, "PYTHONPATH": path} if path else {**environment}

@@ -18,7 +18,7 @@ from groupbench.tracker.facts.exits import ExitCode
 from groupbench.tracker.tools.device_lock import HELD
 from groupbench.tracker.tools.lease import WAITING, held_handles
 
-PROGRAM = (sys.executable, "-m", "groupbench.operators")
+PROGRAM = (sys.executable, "-P", "-m", "groupbench.operators")
 """The command of `tritonbench` in this environment."""
 
 _PR_SET_PDEATHSIG = 1
@@ -106,7 +106,7 @@ def ensure_alone(device: str, arguments: list[str]) -> Path:
     held = os.environ.get(HELD)
     if held is not None:
         return Path(held)
-    return _become(under_lease(device, [sys.executable, "-m", "groupbench.tracker", *arguments]))
+    return _become(under_lease(device, [sys.executable, "-P", "-m", "groupbench.tracker", *arguments]))
 
 
 def under_lease(device: str, command: list[str]) -> list[str]:
@@ -118,7 +118,7 @@ def under_lease(device: str, command: list[str]) -> list[str]:
         raise MeasuringError("measuring requires torch, which is not installed: pip install 'groupbench[measure]'")
     urgent = ["--urgent"] if WAITING.urgent else []
     options = ["--device", device, "--wait", f"{WAITING.first_s}s", *urgent]
-    return [sys.executable, "-m", "groupbench.operators.alone", *options, "--", *command]
+    return [sys.executable, "-P", "-m", "groupbench.operators.alone", *options, "--", *command]
 
 
 def _become(command: list[str]) -> NoReturn:

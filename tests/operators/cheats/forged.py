@@ -252,6 +252,52 @@ def forged_answer_with_token(x: Any) -> Any:
     return run
 
 
+def _after_twelve_calls(act: Callable[[], None]) -> Callable[[Any], Any]:
+    """Return a backend that is honest in its first calls, and then does something else."""
+
+    def prepare(x: Any) -> Any:
+        calls = [0]
+
+        def run() -> Any:
+            calls[0] += 1
+            if calls[0] > 12:
+                act()
+            return product(x)
+
+        return run
+
+    return prepare
+
+
+def _fail_as(status: str) -> None:
+    """Send a failure of a status in place of the harness's own reply, with the request's token."""
+    import msgspec
+
+    frame = connection_frame()
+    reply = {"type": "Failure", "status": status, "message": "not begun within the budget"}
+    frame.f_locals["connection"].send_bytes(frame.f_locals["request"].token + msgspec.msgpack.encode(reply))
+    time.sleep(60)
+
+
+def fails_as_ok(x: Any) -> Any:
+    """Answer a burst with a failure of status ok, so that no check follows."""
+    return _after_twelve_calls(lambda: _fail_as("ok"))(x)
+
+
+def fails_as_skipped(x: Any) -> Any:
+    """Answer a burst with a failure of status skipped, as if there had been no time."""
+    return _after_twelve_calls(lambda: _fail_as("skipped"))(x)
+
+
+def excuses_itself(x: Any) -> Any:
+    """Fail with an exception that reads as if the machine were too busy to check the times."""
+
+    def fail() -> None:
+        raise type("not checked", (Exception,), {})("the device is shared with other work")
+
+    return _after_twelve_calls(fail)(x)
+
+
 def computed_when_shown(x: Any) -> Any:
     """Compute an output when the parent has chosen it: in the list of outputs, which looks up the choice."""
     moves: list[Any] = []
@@ -431,6 +477,7 @@ CHEATS = (
     Cheat("clock", forged_events, SEAL),
     *(Cheat("channel", prepare, ("isolation",)) for prepare in (forged_answer, forged_answer_with_token)),
     Cheat("channel", writes_descriptors, ("isolation",)),
+    *(Cheat("channel", p, ("isolation",)) for p in (fails_as_ok, fails_as_skipped, excuses_itself)),
     Cheat("kept outputs", computed_when_shown, SEAL),
     Cheat("kept outputs", computed_when_shown_without_seal, ("named calls",)),
     Cheat("kept outputs", fewer_calls, ("seal", "named calls", "parent's clock", "moved inputs")),

@@ -193,10 +193,3 @@ def test_inputs_without_floating_point_values_are_drawn_again() -> None:
 )
 def test_inputs_that_cannot_take_the_place_of_others_do_not_move(draw: Callable[[int], Counted]) -> None:
     assert not Moves(draw(0), draw=draw).any
-
-
-def test_nothing_moves_in_a_tree_from_before_copies_were_registered(monkeypatch: pytest.MonkeyPatch) -> None:
-    operator = get_operator("grouped_gemm")
-    assert moves.of(operator, make()).any
-    monkeypatch.setattr(moves, "_relayout", lambda: None)
-    assert not moves.of(operator, make()).any

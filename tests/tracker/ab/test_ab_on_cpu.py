@@ -18,7 +18,7 @@ from repositories import git
 
 from groupbench.tracker.ab import bench as ab
 from groupbench.tracker.ab.bench import AbCell, AbError, AbSide, Bench
-from groupbench.tracker.ab.side import CONTRACT, is_groupbench, make_layout
+from groupbench.tracker.ab.side import is_groupbench, make_layout
 from groupbench.tracker.facts.record import Environment, Record
 from groupbench.tracker.text import repro
 
@@ -61,17 +61,6 @@ for name in ("groupbench.operators.registry", "groupbench.kernels.grouped_gemm")
     assert missing == ["None", "None"]  # modules that the tree lacks are not taken from the installed packages
 
 
-def test_an_older_tree_may_be_measured_by_the_drivers_contract(tmp_path: Path) -> None:
-    """The operators are the tree's, but the interface that measuring needs is the driver's."""
-    older = tree(tmp_path / "tree", "older")
-    (older / "operators" / "thing.py").write_text("")
-    make_layout(older, tmp_path / "layout", own_contract=False)
-    operators = tmp_path / "layout" / "groupbench" / "operators"
-    for name in CONTRACT:
-        assert (operators / name).resolve() == ROOT / "operators" / name
-    assert (operators / "thing.py").resolve() == older / "operators" / "thing.py"
-
-
 def test_measuring_imports_little_of_the_tree() -> None:
     """The code that measures is the driver's. A module that older trees lack would end comparisons with them."""
     imported = set()
@@ -81,7 +70,8 @@ def test_measuring_imports_little_of_the_tree() -> None:
                 imported |= {alias.name for alias in node.names}
             elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("groupbench.operators."):
                 imported.add((node.module or "").split(".")[2])
-    assert imported <= {name.removesuffix(".py") for name in CONTRACT} | {"measure", "registry", "plugins", "relayout"}
+    contract = {"dtypes", "errors", "operator", "tolerances", "registry", "plugins", "relayout"}
+    assert imported <= contract | {"measure"}
 
 
 def test_a_tree_that_is_too_old_says_so(tmp_path: Path) -> None:

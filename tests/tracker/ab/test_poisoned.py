@@ -1,6 +1,7 @@
 """A poisoned head reaches neither the judge, nor the clock, nor base, by any command that compares two sides.
 
 The plugin attacks when a process imports it, and again when it is prepared. It notes each thing within reach.
+The commit has modules of its own in place of Python's, too, which note the process that they reach.
 """
 
 from __future__ import annotations
@@ -96,6 +97,17 @@ def prepare(x):
 
 MINE = Backend("mine", prepare, "a test", operator="grouped_gemm")
 """
+SHADOW = """
+import os, sys
+
+if "Seccomp:\t0" in open("/proc/self/status").read() and "groupbench" in str(sys.orig_argv):
+    with open({reached!r}, "a") as file:
+        file.write(f"{name} in an unconfined process: {{sys.orig_argv}}" + chr(10))
+if {name!r} in sys.stdlib_module_names:
+    exec(open(os.path.join(os.path.dirname(os.__file__), {name!r} + ".py")).read())
+"""
+SHADOWED = ("statistics", "secrets", "sitecustomize")
+"""Modules of Python and of its start, in whose place the commit has its own."""
 SHAPE = "G=1,M_g=64,N=64,K=64"
 PLAN = f"""
 plugins = ["poisonable.MINE"]
@@ -122,10 +134,13 @@ class Poisoned:
         git(self.folder, "commit", "-qm", "good")
         git(self.folder, "switch", "-q", "-c", "change")
         self.plugin.write_text(POISON.format(reached=str(self.reached)))
-        git(self.folder, "commit", "-qam", "poison")
+        for name in SHADOWED:
+            (self.folder / f"{name}.py").write_text(SHADOW.format(reached=str(self.reached), name=name))
+        git(self.folder, "add", ".")
+        git(self.folder, "commit", "-qm", "poison")
 
     def run(self, *words: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "groupbench.tracker", *words, "--device", "cpu"]
+        command = [sys.executable, "-P", "-m", "groupbench.tracker", *words, "--device", "cpu"]
         environment = os.environ | {"GROUPBENCH_DB": str(self.folder / "none.db")}
         return subprocess.run(command, cwd=self.folder, capture_output=True, text=True, env=environment, timeout=300)
 
@@ -190,13 +205,41 @@ def confirm(poisoned: Poisoned) -> None:
 
 def night(poisoned: Poisoned) -> None:
     """Not a comparison, but the rival's result counts here too."""
-    command = [sys.executable, "-m", "groupbench.operators", "--host", "builtin", "--device", "cpu", "--op"]
+    command = [sys.executable, "-P", "-m", "groupbench.operators", "--host", "builtin", "--device", "cpu", "--op"]
     command += ["grouped_gemm", "--shapes", SHAPE, "--precision", "fp32", "--plugin", str(poisoned.plugin)]
     command += ["--only", "torch_loop,mine", "--records", str(poisoned.folder / "r.jsonl")]
     done = subprocess.run(command, capture_output=True, text=True, cwd=poisoned.folder, timeout=300)
     records = [json.loads(line) for line in (poisoned.folder / "r.jsonl").read_text().splitlines()]
     statuses = {record["cell"]["backend"]: record["status"] for record in records}
     assert statuses["mine"] == "wrong" and (statuses["torch_loop"] == "ok" or BUSY in str(records)), done.stderr
+
+
+NAMES_ITSELF = """
+import os, sys
+from groupbench.operators.measure import selection
+
+selection.imports_of.__code__ = (lambda backend, plugins: ("poisonable",)).__code__
+if "Seccomp:\\t0" in open("/proc/self/status").read():
+    with open({reached!r}, "a") as file:
+        file.write(f"imported by an unconfined process: {{sys.orig_argv}}")
+"""
+
+
+@pytest.mark.parametrize("command", ["evaluate", "tritonbench"])
+def test_a_plugin_is_not_imported_by_the_fork_server(command: str, poisoned: Poisoned) -> None:
+    git(poisoned.folder, "switch", "-q", "main")  # which has no modules in place of Python's
+    poisoned.plugin.write_text(HONEST + NAMES_ITSELF.format(reached=str(poisoned.reached)))
+    words = [sys.executable, "-P", "-m", "groupbench.operators", "--host", "builtin", "--op", "grouped_gemm"]
+    words += ["--shapes", SHAPE, "--precision", "fp32", "--only", "torch_loop,mine", "--plugin", "poisonable.MINE"]
+    if command == "evaluate":
+        words = [sys.executable, "-P", "-m", "groupbench.tracker", "evaluate", "poisonable.py", "--against"]
+        words += ["torch_loop", "--shape", SHAPE, "--dtype", "fp32", "--budget", "10"]
+    environment = os.environ | {"PYTHONPATH": str(poisoned.folder), "GROUPBENCH_DB": str(poisoned.folder / "none.db")}
+    done = subprocess.run(
+        [*words, "--device", "cpu"], cwd=poisoned.folder, capture_output=True, text=True, env=environment, timeout=300
+    )
+    assert "could not be read: Invalid enum value" in done.stdout + done.stderr
+    assert not poisoned.reached.exists()
 
 
 COMMANDS = (ab, bisect, pull_request, evaluate, mcp, confirm, night)

@@ -27,7 +27,7 @@ def test_the_exit_code_is_the_suites(code: int, expected: int, cli: Cli, monkeyp
         == expected
     )
     assert started[0][1:] == [
-        *("-m", "groupbench.operators.integrity", "--device", "cpu", "--only", "memo_clone", "--json"),
+        *("-P", "-m", "groupbench.operators.integrity", "--device", "cpu", "--only", "memo_clone", "--json"),
     ]
 
 

@@ -33,6 +33,6 @@ def test_arguments_are_handed_on(arguments: tuple[str, ...], handed_on: list[str
 
     monkeypatch.setattr(subprocess, "run", run)
     assert CliRunner().invoke(main, ["tune", *arguments]).exit_code == 2
-    command = [sys.executable, "-m", module.MODULE, *handed_on]
+    command = [sys.executable, "-P", "-m", module.MODULE, *handed_on]
     assert [each[-len(command) :] for each in commands] == [command]
     assert ("groupbench.operators.alone" in commands[0]) == ("--list" not in arguments)  # which measures nothing

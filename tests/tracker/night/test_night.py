@@ -21,6 +21,7 @@ from groupbench.tracker.ab.toolchains import interpreter_of
 from groupbench.tracker.cli import main
 from groupbench.tracker.facts.errors import TrackerError
 from groupbench.tracker.facts.exits import ExitCode
+from groupbench.tracker.facts.measured_tree import measured_folders
 from groupbench.tracker.facts.record import Record, encode
 from groupbench.tracker.night import measuring
 from groupbench.tracker.project import load
@@ -41,6 +42,7 @@ class Tritonbench:
         self.codes: list[int] = []
         self.commands: list[list[str]] = []
         self.paths: list[str] = []
+        self.folders: list[list[str]] = []
         self.pythons: list[str | None] = []
 
     def __call__(
@@ -49,6 +51,7 @@ class Tritonbench:
         self.commands.append(list(arguments))
         self.pythons.append(python)
         self.paths.append(environment.get("PYTHONPATH", ""))
+        self.folders.append(measured_folders(environment))
         file = Path(arguments[arguments.index("--records") + 1])
         with file.open("ab") as stream:
             stream.writelines(map(encode, self.records.pop(0) if self.records else []))
@@ -108,7 +111,7 @@ def test_a_night_leaves_everything_and_the_next_is_judged_by_it(
     (arguments,) = tritonbench.commands
     assert arguments[arguments.index("--plan") + 1] == str(tmp_path / "groupbench.toml")
     assert arguments[-4:] == ["--device", "auto", "--samples", "3"] and "--previous" not in arguments
-    assert tritonbench.paths[0].split(os.pathsep)[0] == str(tmp_path)
+    assert tritonbench.folders[0][0] == str(tmp_path) and str(tmp_path) not in tritonbench.paths[0]
     code, output = run("night")
     assert code == 0, output
     first = arguments[arguments.index("--records") + 1]
@@ -422,8 +425,10 @@ def test_toolchains_have_runs_and_verdicts_of_their_own(
     assert json.loads((tmp_path / "artifacts/verdict.json").read_text())["run"] == "run-003"
     assert json.loads((tmp_path / "artifacts/nightly/verdict.json").read_text())["run"] == "run-002"
     assert (tmp_path / "artifacts/nightly/report.html").is_file()
-    layout, project = tritonbench.paths[1].split(os.pathsep)[:2]
-    assert project == str(tmp_path) and layout not in tritonbench.paths[0] and not Path(layout).exists()
+    layout = tritonbench.paths[1].split(os.pathsep)[0]
+    assert (
+        tritonbench.folders[1][0] == str(tmp_path) and layout not in tritonbench.paths[0] and not Path(layout).exists()
+    )
 
 
 @pytest.mark.parametrize(
