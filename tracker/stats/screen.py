@@ -50,7 +50,7 @@ class Followed:
         floor: Smallest standard deviation.
         errors: Standard errors [n] of the results; NaN if unknown.
         marks: The known facts, by place.
-        calm: Results [n] that certainly are on the first level, if those before are; see `calm_nights`.
+        calm: Results [n] certainly on the first level, if those before are; see `calm_nights`.
     """
 
     y: Floats
@@ -97,7 +97,7 @@ class OneLevel:
 
     Attributes:
         certain: Whether a series certainly is. The others must be followed night by night.
-        calm: Results [s, n] of the others that certainly are on the first level, if those before are.
+        calm: Results [s, n] of the others certainly on the first level, if those before are.
         centre: The level.
         deviation: Standard deviation of the next result.
         distance: Of tonight's result from the level.
@@ -176,7 +176,7 @@ def _on_one_level(series: Stacked, ask: float) -> OneLevel:
 
 
 def calm_nights(series: Stacked) -> NDArray[np.bool_]:  # [s, n]
-    """Return the results that `walk` may add to the first level without a look at their chance.
+    """Return the results to add to the first level without a look at their chance.
 
     They are neither out nor beyond the others, if no result has left the first level and the one before is neither. The
     newest results are followed one by one, since their chances are shown.

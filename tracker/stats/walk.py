@@ -161,8 +161,8 @@ def walk(
     walker = _Walker(least, prior, floor, len(y))
     for place, value in enumerate(y):
         here = (marks or {}).get(place, ())
-        if calm is not None and calm[place] and not here and walker.undisturbed:
-            walker.add(place, value)
+        if calm is not None and calm[place] and not here and _undisturbed(walker):
+            _add(walker, place, value)
             continue
         error = errors[place] if errors is not None else 0.0
         walker.step(place, value, 0.0 if math.isnan(error) else error, here)
@@ -198,19 +198,6 @@ class _Walker:
         self.lost: Level | None = None  # the suspected improvement that tonight's result has left
 
     # ---- one result
-
-    @property
-    def undisturbed(self) -> bool:
-        """Whether every result is on the first level, and the newest one is neither out nor beyond the others."""
-        return len(self.levels) == 1 and not self.run and not self.far
-
-    def add(self, place: int, value: float) -> None:
-        """Add a result that is on the first level."""
-        top = self.stack[-1]
-        self.nights.append(_Night(value, results=len(top.values), level=top))
-        self.lost = None
-        top.values.append(value)
-        top.places.append(place)
 
     def step(self, place: int, value: float, error: float, marks: Sequence[Mark]) -> None:
         """Add a result."""
@@ -512,6 +499,20 @@ def _without_newest(walker: _Walker, level: Level) -> Predicted | None:
     finally:
         if value is not None:
             level.values.append(value)
+
+
+def _undisturbed(walker: _Walker) -> bool:
+    """Return whether every result is on the first level, and the newest one is neither out nor beyond the others."""
+    return len(walker.levels) == 1 and not walker.run and not walker.far
+
+
+def _add(walker: _Walker, place: int, value: float) -> None:
+    """Add a result on the first level."""
+    top = walker.stack[-1]
+    walker.nights.append(_Night(value, results=len(top.values), level=top))
+    walker.lost = None
+    top.values.append(value)
+    top.places.append(place)
 
 
 def _lost(walker: _Walker, night: _Night) -> Level | None:
