@@ -153,11 +153,12 @@ def loose_tolerance(x: Any) -> Any:
 
 def busy_between_bursts(x: Any) -> Any:
     """Keep a processor busy after each burst, so that the other backends become slower."""
-    calls = [0.0]
+    calls: list[float] = []
 
     def work() -> None:
-        while (idle_s := time.monotonic() - calls[-1]) < 1:  # seconds of each break, however many backends take turns
-            if idle_s > 0.01:
+        until = calls[0] + 5
+        while time.monotonic() < until:
+            if time.monotonic() - calls[-1] > 0.01:
                 product(x)
             else:
                 time.sleep(0.001)
@@ -165,7 +166,7 @@ def busy_between_bursts(x: Any) -> Any:
     def run() -> Any:
         if keeper_of_burst() is not None:
             calls.append(time.monotonic())
-            if calls[-1] - calls[-2] > 1:
+            if len(calls) == 1:
                 threading.Thread(target=work, daemon=True).start()
                 time.sleep(0.1)
         return product(x)
