@@ -15,8 +15,6 @@ from groupbench.operators.integrity.__main__ import HONEST, measure_until_checke
 from groupbench.operators.integrity.cheat import is_not_checked
 
 HERE = Path(__file__).parent
-LONGEST_S = 10.0
-"""Time for a cell whose times cannot be checked, on a machine that is only as busy as these tests make it."""
 
 
 def _names() -> list[str]:

@@ -19,10 +19,6 @@ def kernel(name: str = "gemm", hash_: str = "a", **fields: Any) -> Kernel:
     return Kernel(name=name, hash=hash_, **facts | fields)
 
 
-def with_counts(**counts: int) -> dict[str, int]:
-    return {name.replace("_", " "): number for name, number in counts.items()}
-
-
 CASES: dict[str, tuple[Kernel, list[str]]] = {
     "nothing": (kernel(), []),
     "one fewer stage": (

@@ -16,7 +16,6 @@ from cases import rarely
 from click.testing import Result
 
 Cli = Callable[..., Result]
-Shell = Callable[[Path, Path], None]
 pytestmark = pytest.mark.sqlite
 
 GUIDE = (Path(__file__).parents[3] / "docs" / "guide" / "keeping-data.md").read_text(encoding="utf-8")
