@@ -50,7 +50,7 @@ class Followed:
         floor: Smallest standard deviation.
         errors: Standard errors [n] of the results; NaN if unknown.
         marks: The known facts, by place.
-        calm: Results [n] that certainly are on the first level, if those before are; see `calm_nights`.
+        calm: Results [n] certainly on the first level, if those before are; see `calm_nights`.
     """
 
     y: Floats
@@ -97,7 +97,7 @@ class OneLevel:
 
     Attributes:
         certain: Whether a series certainly is. The others must be followed night by night.
-        calm: Results [s, n] of the others that certainly are on the first level, if those before are.
+        calm: Results [s, n] of the others, certainly on the first level if those before are.
         centre: The level.
         deviation: Standard deviation of the next result.
         distance: Of tonight's result from the level.

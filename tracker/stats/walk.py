@@ -161,7 +161,7 @@ def walk(
     walker = _Walker(least, prior, floor, len(y))
     for place, value in enumerate(y):
         here = (marks or {}).get(place, ())
-        if calm is not None and calm[place] and not here and walker.undisturbed:
+        if calm is not None and calm[place] and not here and _undisturbed(walker):
             walker.add(place, value)
             continue
         error = errors[place] if errors is not None else 0.0
@@ -199,13 +199,8 @@ class _Walker:
 
     # ---- one result
 
-    @property
-    def undisturbed(self) -> bool:
-        """Whether every result is on the first level, and the newest one is neither out nor beyond the others."""
-        return len(self.levels) == 1 and not self.run and not self.far
-
     def add(self, place: int, value: float) -> None:
-        """Add a result that is on the first level."""
+        """Add a result on the first level."""
         top = self.stack[-1]
         self.nights.append(_Night(value, results=len(top.values), level=top))
         self.lost = None
@@ -320,7 +315,7 @@ class _Walker:
                 top.tag = mark.tag if top.tag is None else top.tag
                 return True
             centre = self._centre(top) if mark.before is None else mark.before
-            slower = self._slower(place, centre, mark)
+            slower = _slower(self, place, centre, mark)
             slower.after = None if self.inside is None else mark.base
             self._begin_with_run(slower, top, mark.base)
         elif mark.kind == "same":
@@ -383,13 +378,6 @@ class _Walker:
         self.stack.append(left)
         self.run, self.back, self.left = 0, None, None
         return True
-
-    def _slower(self, place: int, centre: float, mark: Mark) -> Level:
-        """Return the level that begins with a known slowdown."""
-        effect, newest = mark.effect or 0.0, self.stack[-1].values[-NIGHTS:]
-        step = self.nights[-1].value - lower_median(newest) if newest else effect
-        gradual = mark.tag is None and step < effect / 2
-        return Level(place, centre + effect, "slower", centre, gradual, tag=mark.tag)
 
     def _faster(self, place: int, effect: float, belongs: bool) -> None:
         top = self.stack[-1]
@@ -501,6 +489,19 @@ class _Walker:
             inside=self.inside[0] if self.inside and len(self.nights) - 1 - self.inside[1] <= HOLDS else None,
             results=night.results,
         )
+
+
+def _undisturbed(walker: _Walker) -> bool:
+    """Return whether every result is on the first level, and the newest one is neither out nor beyond the others."""
+    return len(walker.levels) == 1 and not walker.run and not walker.far
+
+
+def _slower(walker: _Walker, place: int, centre: float, mark: Mark) -> Level:
+    """Return the level that begins with a known slowdown."""
+    effect, newest = mark.effect or 0.0, walker.stack[-1].values[-NIGHTS:]
+    step = walker.nights[-1].value - lower_median(newest) if newest else effect
+    gradual = mark.tag is None and step < effect / 2
+    return Level(place, centre + effect, "slower", centre, gradual, tag=mark.tag)
 
 
 def _without_newest(walker: _Walker, level: Level) -> Predicted | None:
