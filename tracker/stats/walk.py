@@ -381,6 +381,8 @@ class _Walker:
 
     def _faster(self, place: int, effect: float, belongs: bool) -> None:
         top = self.stack[-1]
+        if top.start == place:  # another A/B of this result has shown it
+            return
         if not belongs:  # faster than the reference
             self._begin(Level(place, by="faster", was=self._centre(self.stack[0])), replaces=0)
             return
