@@ -351,6 +351,9 @@ def _serve_limited(
 def _enter_cell() -> None:
     """Confine this process. Those that it starts find the measured modules, as it does."""
     os.environ |= add_measured_folders(os.environ)
+    # CUDA does not start in a child of a confined process. Inductor's compile workers only ask whether there is a GPU,
+    # and this makes torch ask NVML.
+    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     confine.confine()
 
 

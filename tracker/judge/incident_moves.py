@@ -224,11 +224,9 @@ def _stored(session: Session, row: Judged) -> Alert | None:
 
 
 def _size(row: Judged) -> dict[str, Any]:
-    before, after = (None, None) if row.metric is None else (row.shown.before, row.now)
-    if row.metric is LATENCY and row.change is not None:
-        after = row.shown.now
-    if before is None or after is None:
-        before = after = None
+    """Return the columns of a change: both of its levels or none, as they are shown, and the effect."""
+    levels = (row.shown.before, row.shown.now)
+    before, after = (None, None) if row.metric is None or None in levels else levels
     low, high = (row.effect.low, row.effect.high) if row.what in METRICS else (None, None)
     return {
         "before": before,

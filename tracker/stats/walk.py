@@ -307,7 +307,7 @@ class _Walker:
                 top.tag = mark.tag if top.tag is None else top.tag
                 return True
             centre = self._centre(top) if mark.before is None else mark.before
-            slower = self._slower(place, centre, mark)
+            slower = _slower(self, place, centre, mark)
             slower.after = None if self.inside is None else mark.base
             self._begin_with_run(slower, top, mark.base)
         elif mark.kind == "same":
@@ -371,15 +371,10 @@ class _Walker:
         self.run, self.back, self.left = 0, None, None
         return True
 
-    def _slower(self, place: int, centre: float, mark: Mark) -> Level:
-        """Return the level that begins with a known slowdown."""
-        effect, newest = mark.effect or 0.0, self.stack[-1].values[-NIGHTS:]
-        step = self.nights[-1].value - lower_median(newest) if newest else effect
-        gradual = mark.tag is None and step < effect / 2
-        return Level(place, centre + effect, "slower", centre, gradual, tag=mark.tag)
-
     def _faster(self, place: int, effect: float, belongs: bool) -> None:
         top = self.stack[-1]
+        if top.start == place:  # another A/B of this result has shown it
+            return
         if not belongs:  # faster than the reference
             self._begin(Level(place, by="faster", was=self._centre(self.stack[0])), replaces=0)
             return
@@ -488,6 +483,14 @@ class _Walker:
             inside=self.inside[0] if self.inside and len(self.nights) - 1 - self.inside[1] <= HOLDS else None,
             results=night.results,
         )
+
+
+def _slower(walker: _Walker, place: int, centre: float, mark: Mark) -> Level:
+    """Return the level that begins with a known slowdown."""
+    effect, newest = mark.effect or 0.0, walker.stack[-1].values[-NIGHTS:]
+    step = walker.nights[-1].value - lower_median(newest) if newest else effect
+    gradual = mark.tag is None and step < effect / 2
+    return Level(place, centre + effect, "slower", centre, gradual, tag=mark.tag)
 
 
 def _without_newest(walker: _Walker, level: Level) -> Predicted | None:

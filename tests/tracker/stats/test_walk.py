@@ -124,3 +124,9 @@ def test_calm_nights_are_those_that_predict_calls_likely(n: int) -> None:
             inside = min(before) - span <= values[place] <= max(before) + span
             likely = distance < predicted.reach(OUT)
             assert calm[at, place] == (distance <= least or (inside and likely)), (at, place)
+
+
+def test_two_comparisons_of_one_result_begin_one_level() -> None:
+    marks = {8: [Mark("faster", base, -0.3) for base in (5, 2)]}
+    walked = walk([*[0.0] * 8, -0.3, -0.3], 0.1, 0.05, marks)
+    assert [level.start for level in walked.levels] == [0, 8]
