@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+import torch
 from busy import BUSY
 
 from groupbench.operators.measure import confine
@@ -179,3 +180,13 @@ def test_a_confined_process_of_root_has_no_power_over_others() -> None:
                 read.append(b"")
         os._exit(0 if not any(read) else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+def test_a_compile_worker_of_a_confined_process_sees_the_gpu() -> None:
+    """CUDA does not start in it, but Inductor only asks whether there is a GPU."""
+    child = "import subprocess, sys; from groupbench.operators.measure.worker import _enter_cell; _enter_cell(); "
+    asks = "'import torch; assert torch.cuda.is_available()'"
+    subprocess.run(
+        [sys.executable, "-c", f"{child}subprocess.run([sys.executable, '-c', {asks}], check=True)"], check=True
+    )
