@@ -34,7 +34,7 @@ from groupbench.operators.measure import worker
 class Forked:
     """In the place of subprocess.Popen([python, "-m", MODULE, ...]): a fork that runs the module."""
 
-    def __init__(self, command: list[str], start_new_session: bool) -> None:
+    def __init__(self, command: list[str], start_new_session: bool, env: dict[str, str]) -> None:
         assert command[1] == "-m" and start_new_session
         self.returncode: int | None = None
         sys.stdout.flush()
@@ -45,6 +45,9 @@ class Forked:
                 signal.signal(number, signal.SIG_DFL)
             atexit._clear()
             sys.argv = command[2:]
+            os.environ |= env
+            folders = env.get("PYTHONPATH", "").split(os.pathsep)
+            sys.path[1:1] = [each for each in folders if each not in ("", *sys.path)]
             end(lambda: runpy.run_module(command[2], run_name="__main__", alter_sys=True))
 
     def poll(self) -> int | None:

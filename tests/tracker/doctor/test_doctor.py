@@ -327,7 +327,7 @@ def test_on_this_machine(
 ) -> None:
     """For real: the operators are asked, whatever there is here, by a Python that has imported torch already."""
     python = tmp_path / "python"
-    code = "import runpy; runpy.run_module('$2', run_name='__main__')"
+    code = "import runpy; runpy.run_module('$3', run_name='__main__')"
     python.write_text(f'#!/bin/sh\nexec {shlex.join(warm_python)} -c "{code}"\n')
     python.chmod(0o700)
     monkeypatch.setattr(sys, "executable", str(python))
