@@ -47,6 +47,7 @@ class _Server:
     def __init__(self, control: int) -> None:
         self._control = socket.socket(fileno=control)
         self._children: dict[int, int] = {}
+        self._forked = False
         self._woken, self._wakes = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._imported: set[str] = set()
 
@@ -59,7 +60,7 @@ class _Server:
         selector.register(self._woken, selectors.EVENT_READ)
         idle = environment.interpreted()  # an interpreted kernel needs no digest
         while True:
-            ready = selector.select(FORK_WAIT_S if self._children and not idle else None)
+            ready = selector.select(FORK_WAIT_S if self._forked and not idle else None)
             if not ready:
                 idle = True
                 triton_key.compute()
@@ -97,6 +98,7 @@ class _Server:
             _become(self._control, [self._woken, self._wakes, report, *self._children.values()])
             _work(work, inherited)
         self._children[pid] = report
+        self._forked = True
         handle = os.pidfd_open(pid)  # before the process can be reaped
         _report(report, pid, handle)
         for descriptor in (work, handle, *inherited):
