@@ -39,7 +39,7 @@ from groupbench.kernels.four_bit.layout import BLOCK_N, Blocks, block_k, lay_out
 from groupbench.kernels.four_bit.product import require_w4
 from groupbench.kernels.grouped_gemm.cluster_tiles import ragged_map
 from groupbench.kernels.grouped_gemm.quantize import E4M3
-from groupbench.kernels.grouped_gemm.support import no_tma
+from groupbench.kernels.grouped_gemm.support import fits, no_tma
 from groupbench.kernels.grouped_gemm.tuned import configs_in_order, first_legal, problem_key
 from groupbench.kernels.hopper_source import instructions, products_of_values
 
@@ -91,10 +91,11 @@ def groups_that_fit(G: int) -> int:
 
 def candidates(mean_rows: float) -> list[HopperConfig]:
     """Return the configs tuning tries, by mean rows per expert."""
+    medium = [HopperConfig(rows, blocks, 1, 6) for rows in (64, 96, 128) for blocks in (1, 2)]
     if mean_rows <= 24:
-        return [HopperConfig(rows, *fields, group_m=1) for rows in (16, 32) for fields in FEW_ROWS]
+        return [*[HopperConfig(rows, *fields, group_m=1) for rows in (16, 32) for fields in FEW_ROWS], medium[3]]
     if mean_rows <= 96:
-        return [HopperConfig(rows, blocks, 1, 6) for rows in (64, 96, 128) for blocks in (1, 2)]
+        return medium
     return [
         HopperConfig(rows, blocks, 1, stages, group_m=group_m)
         for rows, blocks, stages in ((128, 1, 8), (128, 2, 8), (128, 2, 6), (192, 1, 6), (224, 1, 5), (256, 1, 5))
@@ -131,14 +132,16 @@ def default_config(M: int, w: Blocks, scaled_by_block: bool, device: Device) -> 
     promotes = w.fp8 and (scaled_by_block or not w.fmt.floating)
     if mean <= 4 and not w.fp8:
         config = HopperConfig(16, 1, 4, 2, per_sm=3, group_m=1)
-    elif mean <= 24:
-        config = HopperConfig(16 if w.fp8 else 32, 1, 2 if w.fp8 else 4, 5, workers=4, group_m=1)
-    elif mean <= 96:
-        config = HopperConfig(64, 1 if promotes else 2)
-    elif w.fp8:
-        config = HopperConfig(128, stages=8) if promotes else HopperConfig(256, stages=5)
+    elif w.fp8 and mean < 16:
+        config = HopperConfig(16, 1, 2, 5, workers=4, group_m=1)
+    elif not w.fp8 and fits(mean, 32):
+        config = HopperConfig(32, 1, 4, 5, workers=4, group_m=1)
+    elif fits(mean, 96):  # a second tile of an expert would unpack its weights again
+        config = HopperConfig(96, 1 if promotes else 2)
+    elif w.fp8 and not promotes and not fits(mean, 128):
+        config = HopperConfig(256, stages=5)
     else:
-        config = HopperConfig(128, 2, stages=8)
+        config = HopperConfig(128, 1 if promotes else 2, stages=8)
     while config.stages > 2 and illegal(config, w, scaled_by_block, device):
         config = HopperConfig(**{**vars(config), "stages": config.stages - 1})
     return config

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from groupbench.kernels.device import Device, device_of
-from groupbench.kernels.grouped_gemm.support import interpreted, stored_weights, unsupported
+from groupbench.kernels.grouped_gemm.support import fits, interpreted, stored_weights, unsupported
 from groupbench.kernels.grouped_gemm.tuned import tuned_config, tuning_key
 from groupbench.kernels.launch import Kept
 
@@ -248,13 +248,15 @@ def choose(M: int, G: int, N: int, K: int, dtype: torch.dtype, nk: bool, device:
         return str(fields["kernel"])
     if not device.hopper or dtype.itemsize != 2:
         return FLAT
-    return CLUSTER if table == GRADIENT else _rule(M, G, N, device)
+    if table == GRADIENT:
+        from groupbench.kernels.grouped_gemm.wgrad import SPARSE_ROWS
 
+        return FLAT if M <= SPARSE_ROWS * G else CLUSTER
+    from groupbench.kernels.grouped_gemm.cluster_tiles import IN_TURNS, cluster_tiles_of
 
-def _rule(M: int, G: int, N: int, device: Device) -> str:
-    """Return the kernel that is probably faster: the flat one for few rows per group or few tiles."""
-    tiles = M * N / (192 * 128)
-    return FLAT if M < 64 * G or tiles < 4 * device.sms else CLUSTER
+    # The cluster kernel's tiles are large: a second wave that is nearly empty takes as long as a full one.
+    waves = min(cluster_tiles_of(config, M, G, N) for config in IN_TURNS) / (device.sms // 2)
+    return FLAT if fits(M / G, 64) or 1 < waves <= 1.5 else CLUSTER
 
 
 def _bind(key: Hashable, a: Tensor, b: Tensor, offs: Tensor, zero_rest: bool) -> Bound:

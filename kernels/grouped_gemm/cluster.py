@@ -34,12 +34,12 @@ from groupbench.kernels.grouped_gemm.cluster_tiles import (
     BOX,
     BUFFER_COLUMNS,
     BUFFER_ROWS,
-    LONG,
+    IN_TURNS,
     LONGEST,
-    SHORT,
     THREADS,
     ClusterConfig,
     block_k,
+    cluster_tiles_of,
     constants,
     kernel,
     launch_counters,
@@ -57,21 +57,23 @@ def illegal(config: ClusterConfig, dtype: torch.dtype, device: Device) -> str | 
     return cluster_tiles.illegal(config, dtype, device)
 
 
-def default_config(M: int, G: int, row_bytes: int) -> ClusterConfig:
+def default_config(M: int, G: int, N: int, row_bytes: int) -> ClusterConfig:
     """Return an untuned problem's config: tiles in turns hide the stores unless K is long.
+
+    Both tiles in turns have as many elements, and fewer of one kind waste fewer rows and columns at the groups' ends.
 
     Args:
         row_bytes: Of K in a row.
     """
-    if M < 64 * G:
-        return LONG
-    return LONGEST if M > 1024 * G and row_bytes > 12288 else SHORT
+    if M > 1024 * G and row_bytes > 12288:
+        return LONGEST
+    return min(IN_TURNS, key=lambda config: cluster_tiles_of(config, M, G, N))
 
 
 def choose_config(M: int, G: int, N: int, K: int, dtype: torch.dtype, device: Device, nk: bool) -> ClusterConfig:
     """Return this problem's tuned config on this GPU, else the default."""
     key = tuning_key(M, G, N, K, dtype, nk)
-    default = default_config(M, G, K * dtype.itemsize)
+    default = default_config(M, G, N, K * dtype.itemsize)
     return first_legal(configs_in_order("cluster", key, device, default, lambda c: illegal(c, dtype, device)))
 
 

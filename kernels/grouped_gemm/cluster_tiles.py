@@ -14,6 +14,7 @@ clusters sharing operands read them together.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -78,6 +79,16 @@ LONGEST = ClusterConfig(256, 192, shared="rows", stages=3, buffers=3)
 SHORT = ClusterConfig(192, 128, in_turns=True, shared="rows", lockstep=0, stages=5, buffers=1)
 NARROW = ClusterConfig(128, 192, in_turns=True, lockstep=0, stages=5, buffers=1)
 TILES = (LONG, LONGEST, SHORT, NARROW)
+IN_TURNS = (SHORT, NARROW)
+
+
+def cluster_tiles_of(config: ClusterConfig, M: int, G: int, N: int) -> float:
+    """Return how many tiles of a cluster a product has, for G groups whose M rows scatter as those of `fits`."""
+    along_m, along_n = config.tiles_along
+    mean = M / G
+    sizes = (mean - math.sqrt(mean), mean, mean + math.sqrt(mean))
+    rows = sum(max(math.ceil(size / (config.rows * along_m)), 1) for size in sizes) / len(sizes)
+    return G * rows * math.ceil(N / (config.columns * along_n))
 
 
 def candidates() -> list[ClusterConfig]:

@@ -44,6 +44,7 @@ from groupbench.kernels.grouped_gemm.flat_config import FlatConfig
 from groupbench.kernels.grouped_gemm.flat_pointers import grouped_gemm_pointers
 from groupbench.kernels.grouped_gemm.support import (
     SPECIALIZED_WAVES,
+    fits,
     illegal_roles,
     illegal_tile,
     no_tma,
@@ -71,6 +72,7 @@ CONFIGS = {
     "decode": FlatConfig(16, 128, 128, num_warps=4, num_stages=4, group_m=1, swap=True),
     "decode_32": FlatConfig(32, 128, 128, num_warps=4, num_stages=4, group_m=1, swap=True),
     "small": FlatConfig(64, 128, 64, num_warps=4, num_stages=5),
+    "pair": FlatConfig(128, 128, 64, num_warps=4, num_stages=3, split_store=True, per_sm=2),
     # 128 x 256 keeps 128 accumulators per thread of 8 warps; the split store makes room for its fourth stage.
     "large": FlatConfig(128, 256, 64, num_warps=8, num_stages=4, split_store=True),
     # With hundreds of experts the kernel is memory-bound, and the split store takes 1.3 to 1.5 times as long. Without
@@ -91,18 +93,18 @@ CONFIGS = {
 
 def candidates(mean_rows: float) -> list[FlatConfig]:
     """Return the tuning candidates for 16-bit dtypes, by an expert's mean rows."""
-    if mean_rows <= 16:
+    swapped = [FlatConfig(32, 128, block_k, 4, stages, group_m=1, swap=True) for block_k, stages in ((128, 4), (64, 5))]
+    if fits(mean_rows, 16):
         tiles = [(16, 128, 128, 4, 4), (16, 64, 128, 4, 5), (16, 128, 64, 4, 5), (16, 256, 64, 8, 4)]
-        return [FlatConfig(*tile, group_m=1, swap=True) for tile in tiles]
+        return [FlatConfig(*tile, group_m=1, swap=True) for tile in tiles] + swapped
     if mean_rows <= 96:
-        swapped = [(32, 128, 128, 4, 4), (32, 128, 64, 4, 5)]
         straight = [(64, 128, 64, 4, 5), (64, 256, 64, 8, 4), (64, 128, 128, 4, 3), (64, 256, 64, 4, 4)]
-        return [FlatConfig(*tile, group_m=1, swap=True) for tile in swapped] + [FlatConfig(*t) for t in straight]
+        return [*swapped, *[FlatConfig(*tile) for tile in straight], CONFIGS["pair"]]
     wide = [FlatConfig(128, 256, 64, 8, 4, group_m, split_store=True) for group_m in (4, 8, 16)]
     many = [replace(CONFIGS["many"], group_m=group_m) for group_m in (8, 16)]
     halves = [replace(config, flatten=False, halves=True) for config in (CONFIGS["large"], CONFIGS["many"])]
     large = [*wide, *many, *halves, replace(CONFIGS["large"], flatten=False)]
-    large += [FlatConfig(128, 128, 64, 4, 3, split_store=True, per_sm=2)]
+    large += [CONFIGS["pair"]]
     special = CONFIGS["specialized"]
     taller = replace(special, block_m=192, num_stages=3)
     large += [special, replace(special, group_m=16), taller, replace(taller, group_m=12), CONFIGS["specialized_192"]]
@@ -144,9 +146,9 @@ def default_config(M: int, G: int, dtype: torch.dtype, device: Device) -> FlatCo
     if dtype == torch.float32:
         name = "fp32"
     else:
-        classes = ((16, "decode"), (32, "decode_32"), (96, "small"))
+        classes = ((16, "decode"), (32, "decode_32"), (64, "small"), (128, "pair"))
         large = "large" if G <= 64 else "many"
-        name = next((name for limit, name in classes if limit >= M / G), large)
+        name = next((name for rows, name in classes if fits(M / G, rows)), large)
     return fitted(CONFIGS[name], lambda config: illegal(config, dtype, device))
 
 

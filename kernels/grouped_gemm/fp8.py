@@ -49,6 +49,7 @@ from groupbench.kernels.grouped_gemm.quantize import E4M3, SCALE_BLOCK, dequanti
 from groupbench.kernels.grouped_gemm.reference import without_tf32
 from groupbench.kernels.grouped_gemm.support import (
     TMA_BYTES,
+    fits,
     group_ends,
     illegal_tile,
     interpreted,
@@ -69,22 +70,24 @@ ROWWISE, ROWWISE_FAST, BLOCKWISE = MODES = ("rowwise", "rowwise_fast", "blockwis
 # By mode and size class; tuned configs are in configs/fp8_<gpu>.json. Registers and shared memory were checked for all
 # configs of this file (Triton 3.7.1, sm_90): only the specialised kernel spills (docs/explanation/kernels). "plain" is
 # for operands that the specialised kernel cannot take.
+FEW_ROWS = {
+    "decode": Fp8Config(16, 128, 128, num_warps=4, num_stages=6, group_m=1, swap=True),
+    "decode_32": Fp8Config(32, 128, 128, num_warps=4, num_stages=6, group_m=1, swap=True),
+    "small": Fp8Config(64, 128, 128, num_warps=4, num_stages=5),
+}
 CONFIGS: dict[str, dict[str, Fp8Config]] = {
     ROWWISE: {
-        "decode": Fp8Config(16, 128, 128, num_warps=4, num_stages=6, group_m=1, swap=True),
-        "small": Fp8Config(64, 128, 128, num_warps=4, num_stages=5),
+        **FEW_ROWS,
         "large": SPECIALIZED,
         "plain": Fp8Config(128, 128, 128, num_warps=8, num_stages=4),
     },
     ROWWISE_FAST: {
-        "decode": Fp8Config(16, 128, 128, num_warps=4, num_stages=6, group_m=1, swap=True),
-        "small": Fp8Config(64, 128, 128, num_warps=4, num_stages=5),
+        **FEW_ROWS,
         "large": SPECIALIZED,
         "plain": Fp8Config(128, 256, 128, num_warps=8, num_stages=4, split_store=True),
     },
     BLOCKWISE: {
-        "decode": Fp8Config(16, 128, 128, num_warps=4, num_stages=6, group_m=1, swap=True),
-        "small": Fp8Config(64, 128, 128, num_warps=4, num_stages=5),
+        **FEW_ROWS,
         "large": SPECIALIZED,
         "plain": Fp8Config(128, 128, 128, num_warps=8, num_stages=5, flatten=False),
     },
@@ -97,15 +100,15 @@ CPU_SWAP = Fp8Config(16, 128, 128, num_warps=4, num_stages=1, group_m=2, swap=Tr
 
 def candidates(mode: str, mean_rows: float) -> list[Fp8Config]:
     """Return the tuning candidates, by an expert's mean rows."""
-    if mean_rows <= 32:
-        rows = 16 if mean_rows <= 16 else 32
+    small = [Fp8Config(64, 128, 128, 4, stages) for stages in (4, 5)]
+    if fits(mean_rows, 32):
+        rows = 16 if fits(mean_rows, 16) else 32
         tiles = [(rows, 128, 128, 4, 6), (rows, 64, 128, 4, 8)]
         if mode == ROWWISE_FAST:
             tiles.append((rows, 128, 256, 4, 4))
-        return [Fp8Config(*tile, group_m=1, swap=True) for tile in tiles]
-    small = [Fp8Config(64, 128, 128, 4, stages) for stages in (4, 5)]
+        return [*[Fp8Config(*tile, group_m=1, swap=True) for tile in tiles], small[1], SPECIALIZED]
     if mean_rows <= 96:
-        return [*small, Fp8Config(32, 128, 128, 4, 6, group_m=1, swap=True)]
+        return [*small, Fp8Config(32, 128, 128, 4, 6, group_m=1, swap=True), SPECIALIZED]
     if mode == ROWWISE_FAST:
         wide = [Fp8Config(128, 256, 128, 8, 4, group_m, split_store=True) for group_m in (8, 16)]
         large = [*wide, replace(wide[0], flatten=False), Fp8Config(128, 256, 128, 8, 3)]
@@ -150,11 +153,21 @@ def configs_for(mode: str, M: int, G: int, N: int, K: int, device: Device) -> li
     def legal(config: Fp8Config) -> str | None:
         return illegal(config, mode, device)
 
-    default = fitted(CONFIGS[mode]["decode" if M <= 16 * G else "small" if M <= 96 * G else "large"], legal)
+    default = fitted(CONFIGS[mode][_size_class(mode, M / G)], legal)
     configs = configs_in_order("fp8", problem_key(M, G, N, K, mode), device, default, legal)
     plain = fitted(CONFIGS[mode]["plain"], legal)
     least = fitted(CONFIGS[mode]["plain"], lambda config: illegal(config, mode, halved(device)))
     return [*configs, ("plain", plain, legal(plain)), ("small", least, legal(least))]
+
+
+def _size_class(mode: str, mean_rows: float) -> str:
+    """Return the name of an untuned problem's config; measured on an H200, 2026-11-30."""
+    if (
+        mode == BLOCKWISE
+    ):  # scaling takes longer than reading: the specialised kernel's groups of warps take turns at it
+        return "decode" if mean_rows < 8 else "large"
+    classes = ((16, "decode"), (32, "decode_32"), (64, "small"))
+    return next((name for rows, name in classes if fits(mean_rows, rows)), "large")
 
 
 def choose_config(mode: str, M: int, G: int, N: int, K: int, device: Device) -> Fp8Config:

@@ -11,6 +11,7 @@ Rows past offs[-1] belong to no group; every backend writes zeros there, like th
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -66,6 +67,16 @@ def illegal_tile(
 def padded(size: int, block: int) -> int:
     """Return a size rounded up to whole tiles."""
     return triton.cdiv(size, block) * block
+
+
+def fits(mean_rows: float, rows: int) -> bool:
+    """Return whether a tile with this many rows holds nearly every expert, for experts with these rows on average.
+
+    Experts with more rows take a second tile, which reads the weights again. Under balanced routing their rows scatter
+    like a Poisson variable's. On an H200 (2026-11-30; 4 to 128 rows per expert, three models), tiles for 1.5 deviations
+    above the mean were within 3 % of the fastest.
+    """
+    return mean_rows + 1.5 * math.sqrt(mean_rows) <= rows
 
 
 def illegal_roles(lockstep: int, dtype: torch.dtype, device: Device) -> str | None:

@@ -61,6 +61,7 @@ from groupbench.kernels.variants import Gluon, Variant, first_that_runs, special
 RAGGED_ROWS = 2**30
 RANKED_AT_ONCE = 32  # groups that one program of the plan ranks
 MOST_RANKED = 4096  # groups: each is compared with all others
+SPARSE_ROWS = 8  # of a group on average, up to which "sparse" is faster than cluster_wgrad.py (H200, 2026-11-30)
 TALLER = 1.01  # rows of all tiles of 192 rows over those of tiles of 128, up to which untuned problems take the former
 
 
@@ -71,6 +72,8 @@ CONFIGS = {
     "paired": WgradConfig(128, 128, 64, num_warps=4, num_stages=3, dynamic=True, per_sm=2),
     # Few rows per group: writing the gradient takes most of the time, and one step reads all rows.
     "short": WgradConfig(128, 128, 16, num_warps=4, num_stages=2, per_sm=2),
+    # Hardly any rows: most tiles are zeros. Groups with rows come first, and stores of many tiles are in flight.
+    "sparse": WgradConfig(128, 128, 16, num_warps=4, num_stages=2, dynamic=True, per_sm=4),
     # With many tiles: large groups are limited by the GPU's power, and lockstep moves the fewest bytes. Groups of some
     # hundred rows are uneven, and a step of 32 rows wastes less at their ends.
     "specialized": WgradConfig(128, 256, 64, num_warps=4, num_stages=4, specialized=True, lockstep=16),
@@ -150,6 +153,8 @@ def default_config(M: int, G: int, N: int, K: int, dtype: torch.dtype, device: D
     few_tiles = G * triton.cdiv(K, 128) * triton.cdiv(N, 256) < 2 * device.sms
     if dtype == torch.float32:
         config = CONFIGS["fp32"]
+    elif M <= SPARSE_ROWS * G and G <= MOST_RANKED:
+        config = CONFIGS["sparse"]
     elif M <= 32 * G:
         config = CONFIGS["short"]
     elif few_tiles or M <= 512 * G:

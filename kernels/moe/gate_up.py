@@ -38,7 +38,7 @@ from groupbench.kernels.grouped_gemm import flat
 from groupbench.kernels.grouped_gemm.experts import expert_of, expert_tiles, of_groups
 from groupbench.kernels.grouped_gemm.flat import store_rows
 from groupbench.kernels.grouped_gemm.flat_config import FlatConfig
-from groupbench.kernels.grouped_gemm.support import illegal_tile, no_tma, worker_count
+from groupbench.kernels.grouped_gemm.support import fits, illegal_tile, no_tma, worker_count
 from groupbench.kernels.grouped_gemm.tile_order import super_grouped
 from groupbench.kernels.grouped_gemm.tuned import configs_in_order, first_legal, tuning_key
 from groupbench.kernels.launch import Kept, Launch, Outputs, described
@@ -80,18 +80,19 @@ CONFIGS = {
 
 def candidates(mean_rows: float) -> list[GateUpConfig]:
     """Return the configs that tuning tries for 16-bit dtypes, by the mean rows of an expert."""
-    if mean_rows <= 16:
-        tiles = [(16, 64, 128, 4, 4), (16, 64, 128, 4, 5), (16, 64, 64, 4, 6), (16, 128, 64, 8, 4)]
-        return [GateUpConfig(*tile, group_m=1, swap=True) for tile in tiles]
     narrow = [GateUpConfig(64, 64, 64, 4, 5), GateUpConfig(64, 128, 64, 8, 4), GateUpConfig(64, 128, 64, 4, 4)]
+    if fits(mean_rows, 16):
+        tiles = [(16, 64, 128, 4, 4), (16, 64, 128, 4, 5), (16, 64, 64, 4, 6), (16, 128, 64, 8, 4)]
+        return [GateUpConfig(*tile, group_m=1, swap=True) for tile in tiles] + narrow
+    pair = GateUpConfig(128, 64, 64, 4, 3, per_sm=2)
     if mean_rows <= 96:
         few = [CONFIGS["decode"], GateUpConfig(32, 64, 128, 4, 4, group_m=1, swap=True)]
-        return [*few, *narrow, GateUpConfig(64, 64, 128, 4, 3)]
+        return [*few, *narrow, GateUpConfig(64, 64, 128, 4, 3), pair]
     large = CONFIGS["large"]
     fewer = replace(large, num_stages=3)
     wide = [replace(large, group_m=group_m) for group_m in (4, 8, 16)]
     plain = [replace(config, flatten=False) for config in (large, replace(large, group_m=16), fewer)]
-    return [*wide, *plain, fewer, GateUpConfig(128, 64, 64, 4, 3, per_sm=2), *(narrow if mean_rows <= 600 else [])]
+    return [*wide, *plain, fewer, pair, *(narrow if mean_rows <= 600 else [])]
 
 
 def illegal(config: GateUpConfig, dtype: torch.dtype, device: Device = INTERPRETER) -> str | None:
@@ -128,7 +129,10 @@ def default_config(M: int, G: int, F: int, H: int, dtype: torch.dtype, device: D
     """Return flat.py's own config of the product without activation, or the nearest one that fits the GPU."""
     products = flat.configs_for(M, G, 2 * F, H, dtype, device, nk=True)
     product_config = first_legal([config for config in products if not config[1].specialized])
-    return fitted(from_flat(product_config), lambda config: illegal(config, dtype, device), "block_m", "block_f")
+    config = from_flat(product_config)
+    if config.swap and config.block_m > 16:  # two swapped products take longer than one straight product of 64 rows
+        config = CONFIGS["small"]
+    return fitted(config, lambda config: illegal(config, dtype, device), "block_m", "block_f")
 
 
 def configs_for(

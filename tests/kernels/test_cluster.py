@@ -59,21 +59,6 @@ def test_tiles_that_cost_the_same_are_taken_from_the_front():
 
 
 @pytest.mark.parametrize(
-    ("M", "G", "K", "expected"),
-    [
-        (32768, 8, 7168, cluster_tiles.LONGEST),
-        (32768, 8, 2048, cluster_tiles.SHORT),
-        (32768, 128, 7168, cluster_tiles.SHORT),
-        (1024, 256, 2048, cluster_tiles.LONG),
-    ],
-    ids=["long", "short", "small_groups", "few_rows"],
-)
-def test_an_untuned_problem_takes_a_default(M, G, K, expected):
-    untuned = replace(H100, name="untuned")
-    assert cluster.choose_config(M, G, 4096, K, torch.bfloat16, untuned, nk=True) == expected
-
-
-@pytest.mark.parametrize(
     ("of", "G", "N", "text"),
     [(torch.float32, 2, 64, "not torch.float32"), (torch.float16, 257, 64, "257 groups"), (torch.float16, 2, 64, "")],
 )

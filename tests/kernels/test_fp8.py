@@ -294,6 +294,3 @@ def test_tuned_configs_are_found(monkeypatch):
     gpu = KNOWN["sm_90"]
     assert fp8.choose_config(ROWWISE, 900, 4, 128, 256, gpu) == tuned
     assert fp8.choose_config(ROWWISE_FAST, 900, 4, 128, 256, gpu) == fp8.CONFIGS[ROWWISE_FAST]["large"]
-    assert fp8.choose_config(BLOCKWISE, 64, 4, 128, 256, gpu) == fp8.CONFIGS[BLOCKWISE]["decode"]
-    assert fp8.choose_config(BLOCKWISE, 300, 4, 128, 256, gpu) == fp8.CONFIGS[BLOCKWISE]["small"]
-    assert fp8.choose_config(BLOCKWISE, 400, 4, 128, 256, gpu) == fp8.SPECIALIZED
