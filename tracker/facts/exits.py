@@ -11,7 +11,7 @@ class ExitCode(IntEnum):
     OK = 0
     """The command did everything, and nothing is worse."""
     FAILED = 1
-    """A regression, a wrong result, a damaged database, or a machine that cannot measure."""
+    """A regression, a wrong result, damage that `db verify` finds, or a machine that cannot measure."""
     USAGE = 2
     """An error that the user can fix, such as a wrong option or an invalid file."""
     INCOMPLETE = 3
