@@ -33,7 +33,7 @@ bursts = 1
 samples = 2
 """
 
-COMPARISONS = """# one cell whose verdict is certain on any machine; the last line has no newline
+COMPARISONS = """# one cell whose verdict is certain on any machine, not --device cuda; the last line has no newline
 
 --operator grouped_gemm --backend torch_loop --shape 1,64,128,128 --dtype fp32 --budget 60 --min-effect 900"""
 
