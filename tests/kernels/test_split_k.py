@@ -84,12 +84,9 @@ def prepare(request):
 
 @pytest.mark.pairwise
 @pytest.mark.parametrize("product", PRODUCTS, ids=[product.name for product in PRODUCTS])
-def test_matches_the_reference(prepare, product, dtype, device, poisoned, check):
+def test_matches_the_reference(prepare, product, dtype, device, check_run):
     a, b = operands(product, dtype, device)
-    run = prepare(a, b, product.config)
-    with poisoned():
-        out = run()
-    check(out, split_k_reference(a, b, 3), dtype)
+    check_run(prepare(a, b, product.config), split_k_reference(a, b, 3), dtype)
 
 
 @pytest.mark.parametrize("name", ["seed", "splits_in_chunks", "streamed", "several_tiles"])
@@ -294,12 +291,10 @@ def test_helions_barrier_is_refused_without_a_gpu(device):
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="NOT TESTED: Helion's barrier and CUDA graphs. No GPU")
 @pytest.mark.parametrize("product", PRODUCTS[:14], ids=[product.name for product in PRODUCTS[:14]])
-def test_helions_barrier(product, dtype, device, poisoned, check):
+def test_helions_barrier(product, dtype, device, check_run):
     a, b = operands(product, dtype, device)
     run = helion_barrier.prepare_barrier(a, b)
-    with poisoned():
-        out = run()
-    check(out, split_k_reference(a, b), dtype)
+    out = check_run(run, split_k_reference(a, b), dtype)
     assert torch.equal(out, run())
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from grouped import Case, products
 
 from groupbench.kernels import variants
 from groupbench.kernels.variants import Choice, Variant, choices, first_that_runs
@@ -143,11 +144,11 @@ def test_off_raises_what_a_variant_raises(way: Ways, monkeypatch: pytest.MonkeyP
     assert first_that_runs("k", [way("best", unsuitable="too large"), way("plain")])() == "plain"
 
 
-def test_a_kernel_falls_back_if_tma_cannot_be_launched(make_case, make_inputs, check, monkeypatch) -> None:
+def test_a_kernel_falls_back_if_tma_cannot_be_launched(check, monkeypatch) -> None:
     from groupbench.kernels.grouped_gemm import flat
     from groupbench.kernels.grouped_gemm.reference import grouped_gemm_reference
 
-    a, b, offs = make_inputs(make_case("two", (21, 40)), torch.float16)
+    a, b, offs = products(Case((21, 40)))
 
     class Broken:
         arg_names = ()
