@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from grouped import NO_HOPPER
 from torch import Tensor
 
 from groupbench.kernels.bias_add_permute import fused, fused_specialized
@@ -19,10 +20,6 @@ from groupbench.kernels.bias_add_permute.problem import OPS, Group, bias_add_per
 from groupbench.kernels.device import INTERPRETER, KNOWN
 from groupbench.kernels.variants import Gluon
 
-HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
-needs_hopper = pytest.mark.skipif(
-    not HOPPER, reason="NOT TESTED: the specialised kernel of bias_add_permute. No Hopper GPU"
-)
 Sizes = tuple[tuple[int, int, int], tuple[int, int], int]
 
 # sizes of each group: (M0, M1, M2), (N0, N1), K
@@ -60,7 +57,7 @@ def make(sizes: list[Sizes], op: str, dtype: torch.dtype = torch.bfloat16, devic
     return groups
 
 
-@needs_hopper
+@NO_HOPPER
 @pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize("name", CASES)
 def test_matches_the_reference_and_equals_the_plain_kernel(
@@ -81,7 +78,7 @@ def test_matches_the_reference_and_equals_the_plain_kernel(
         assert all(torch.equal(x, y) for more in again for x, y in zip(more, outputs, strict=True))
 
 
-@needs_hopper
+@NO_HOPPER
 def test_a_bias_of_any_stride(check: Callable[..., None], poisoned: Any) -> None:
     groups = make(CASES["unlike_groups"], "add")
     changed = [
@@ -95,7 +92,7 @@ def test_a_bias_of_any_stride(check: Callable[..., None], poisoned: Any) -> None
         check(out, right, torch.bfloat16)
 
 
-@needs_hopper
+@NO_HOPPER
 @pytest.mark.parametrize("op", OPS)
 def test_in_a_graph_and_on_any_stream(op: str) -> None:
     """Each replay reads the operands and counts sweeps from zero again."""
@@ -124,7 +121,7 @@ def test_in_a_graph_and_on_any_stream(op: str) -> None:
     assert not torch.equal(captured[0], expected[0])
 
 
-@needs_hopper
+@NO_HOPPER
 def test_takes_groups_with_enough_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     def of_specialized(groups: list[Group], op: str) -> Callable[[], str]:
         return lambda: "specialized"

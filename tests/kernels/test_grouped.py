@@ -23,6 +23,7 @@ from grouped import (
     HOPPER,
     HOPPERS,
     LOCKSTEP,
+    LONG,
     NO_GPU,
     NO_HOPPER,
     RAGGED,
@@ -97,7 +98,7 @@ def test_calls_read_their_operands_and_return_new_tensors(kernel: Kernel) -> Non
     first, second = run(), run()
     assert torch.equal(first, second) and first.data_ptr() != second.data_ptr()
     next(x for x in operands if x.dtype in (torch.float16, torch.float32)).mul_(2)
-    assert torch.equal(run(), first * 2)
+    torch.testing.assert_close(run(), first * 2)
 
 
 @each(REREADING | OTHER_TILES)
@@ -222,14 +223,11 @@ REFUSED: dict[str, tuple[tuple[str, ...], Callable[..., tuple[Any, ...]], str]] 
     "fp64": ((), lambda a, b, offs: (a.double(), b.double(), offs), "not one of"),
     "mixed_dtypes": ((), lambda a, b, offs: (a, b.float(), offs), "one dtype and one device"),
     "gaps": (("triton_pointer",), lambda a, b, offs: (a, b, torch.stack([offs, offs], 1)[:, 0]), r"offs\.contiguous"),
-    "decreasing": (("triton_pointer",), lambda a, b, offs: (a, b, offs.flip(0)), "must not decrease"),
     "past_the_end": (("triton_pointer",), lambda a, b, offs: (a, b, offs + 1), "exceeds the"),
-    "float_offsets": (("triton_pointer",), lambda a, b, offs: (a, b, offs.float()), "int32 or int64"),
-    "no_groups": (("triton_pointer",), lambda a, b, offs: (a, b[: b.ndim % 2 - 1], offs[:0]), "at least one"),
     "rows": (tuple(BACKENDS)[:6], lambda a, dc, offs: (a, dc[:-1], offs), "a row for each of a's"),
     "one_dimension": (tuple(BACKENDS)[:6], lambda a, dc, offs: (a, dc[0], offs), "a row for each of a's"),
 }
-"""Names of kernels that are not asked, the change of operands, and the message."""
+"""Names of kernels that are not asked, the change of operands, and the message. test_support.py has other offsets."""
 
 
 @pytest.mark.parametrize(
@@ -374,18 +372,25 @@ def test_sums_are_those_of_the_kernel_without_clusters(weights: str) -> None:
 
 
 @NO_HOPPER
-@pytest.mark.parametrize("name", ["cluster", "cluster_fp8_0"])
-def test_operands_that_tma_cannot_read_are_refused(name: str) -> None:
-    with pytest.raises(ValueError, match="16 bytes"):
-        HOPPERS[name].prepare(*HOPPERS[name].operands(Case((21, 40), 45, 33)))
+def test_kernels_with_clusters_refuse_what_they_cannot_read() -> None:
+    for kernel in (HOPPERS["cluster"], HOPPERS["cluster_fp8_0"]):
+        with pytest.raises(ValueError, match="16 bytes"):
+            kernel.prepare(*kernel.operands(Case((21, 40), 45, 33)))
+    a, scale_a, *rest = HOPPERS["cluster_fp8_0"].operands(SMALL)
+    with pytest.raises(ValueError, match="9 stages"):
+        HOPPERS["cluster_fp8_0"].prepare(a, scale_a, *rest, config=replace(LONG, stages=9))
+    with pytest.raises(ValueError, match="neither rowwise"):
+        HOPPERS["cluster_fp8_0"].prepare(a, scale_a[:-1], *rest)
 
 
 @NO_HOPPER
-@each({name: kernel for name, kernel in HOPPERS.items() if "fp8" not in name})
+@each({name: kernel for name, kernel in HOPPERS.items() if "fp8" not in name and "flat" not in name})
 def test_views_with_wide_rows(kernel: Kernel, check) -> None:
     *operands, offs = kernel.operands(Case((500, 700), 512, 640))
-    wide = [torch.full((*x.shape[:-2], x.size(-2), 1024), float("nan"), dtype=x.dtype, device=DEVICE) for x in operands]
-    views = [w[..., 64 : 64 + x.size(-1)].copy_(x) for w, x in zip(wide, operands, strict=True)]
+    views = []
+    for x in operands:
+        wide = torch.full((*x.shape[:-2], x.size(-2) + 64, 1024), float("nan"), dtype=x.dtype, device=DEVICE)
+        views.append(wide[..., 64:, 64 : 64 + x.size(-1)].copy_(x))
     check(kernel.prepare(*views, offs)(), kernel.reference(*operands, offs), torch.float16)
 
 
