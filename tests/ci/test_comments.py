@@ -6,10 +6,9 @@ import json
 import os
 import subprocess
 import sys
-import threading
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ PROJECT = "/api/v4/projects/7"
 class Forge:
     """GitLab's API, with one finished job for each merge request."""
 
-    port: int = 0
+    url: str = ""
     requests: list[dict[str, Any]] = field(default_factory=list)
     texts: dict[int, bytes | int | None] = field(default_factory=dict)  # by request; a status; still running
     tokens: set[str | None] = field(default_factory=set)
@@ -51,7 +50,7 @@ class Forge:
 
 
 @pytest.fixture
-def forge() -> Iterator[Forge]:
+def forge(serve: Callable[..., str]) -> Forge:
     forge = Forge()
 
     class Handler(BaseHTTPRequestHandler):
@@ -66,12 +65,8 @@ def forge() -> Iterator[Forge]:
         def log_message(self, *_: Any) -> None:
             pass
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    forge.port = server.server_address[1]
-    yield forge
-    server.shutdown()
-    server.server_close()
+    forge.url = serve(Handler)
+    return forge
 
 
 @pytest.fixture
@@ -84,7 +79,7 @@ def post(forge: Forge, tmp_path: Path) -> Any:
     def post() -> tuple[int, dict[int, str], str]:
         environment = {
             "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}",
-            "CI_API_V4_URL": f"http://127.0.0.1:{forge.port}/api/v4",
+            "CI_API_V4_URL": f"{forge.url}/api/v4",
             "CI_PROJECT_ID": "7",
             "GITLAB_TOKEN": "secret",
             "PYTHONUTF8": "1",

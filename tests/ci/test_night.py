@@ -6,12 +6,11 @@ import json
 import os
 import signal
 import sqlite3
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any, TypeAlias
 from xml.etree import ElementTree
@@ -239,13 +238,9 @@ class Forge(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def forge() -> Iterator[tuple[str, type[Forge]]]:
+def forge(serve: Callable[..., str]) -> tuple[str, type[Forge]]:
     service = type("Service", (Forge,), {"comments": [], "answers": {}})
-    server = ThreadingHTTPServer(("127.0.0.1", 0), service)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}", service
-    server.shutdown()
-    server.server_close()
+    return serve(service), service
 
 
 @pytest.fixture

@@ -7,8 +7,6 @@ import json
 import os
 import socket
 import subprocess
-import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from hashlib import md5
@@ -18,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 from filelock import FileLock
+from forks import start_server
 from torch import Tensor
 
 if not torch.cuda.is_available():
@@ -223,11 +222,13 @@ def spills() -> dict[str, int]:
 @pytest.fixture(scope="session")
 def run_script(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., subprocess.CompletedProcess[str]]:
     """Return a function that runs a test file as a script that does not interpret kernels: see scripts.py."""
-    folder, out_and_err = Path(os.environ["GROUPBENCH_TEST_WARM"]), tmp_path_factory.mktemp("scripts")
+    here, folder = Path(__file__).parent, Path(os.environ["GROUPBENCH_TEST_WARM"])
+    path, out_and_err = f"{here.parent / 'shared'}{os.pathsep}", tmp_path_factory.mktemp("scripts")
+    path += os.environ.get("PYTHONPATH", "")
     out, err = out_and_err / "out", out_and_err / "err"
 
     def run(*args: str) -> subprocess.CompletedProcess[str]:
-        start_scripts(folder)
+        start_server(folder, "scripts", [str(here / "scripts.py")], os.environ | {"PYTHONPATH": path})
         with socket.socket(socket.AF_UNIX) as connection:
             connection.connect(str(folder / "scripts"))
             connection.sendall(json.dumps({"args": args, "out": str(out), "err": str(err)}).encode() + b"\n")
@@ -235,28 +236,6 @@ def run_script(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., subpro
         return subprocess.CompletedProcess(args, code, out.read_text(), err.read_text())
 
     return run
-
-
-def start_scripts(folder: Path) -> None:
-    """Start the server that runs scripts for all test processes, unless it is running."""
-    folder.mkdir(mode=0o700, exist_ok=True)
-    with FileLock(folder / "scripts.lock"):
-        if (folder / "scripts").exists():
-            return
-        here = Path(__file__).parent
-        path = os.pathsep.join([str(here.parent / "shared"), os.environ.get("PYTHONPATH", "")])
-        with (folder / "scripts.log").open("w") as log:
-            server = subprocess.Popen(
-                [sys.executable, str(here / "scripts.py"), str(folder)],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env=os.environ | {"PYTHONPATH": path},
-                start_new_session=True,
-            )
-        while not (folder / "scripts").exists():
-            assert server.poll() is None, (folder / "scripts.log").read_text()
-            time.sleep(0.05)
 
 
 @pytest.fixture(scope="session")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from math import prod
@@ -13,12 +12,11 @@ import torch
 from grouped import NO_HOPPER
 from torch import Tensor
 
-from groupbench.kernels.bias_add_permute import fused, fused_specialized
+from groupbench.kernels.bias_add_permute import fused_specialized
 from groupbench.kernels.bias_add_permute.fused import CONFIGS, prepare_fused
 from groupbench.kernels.bias_add_permute.fused_specialized import LEAST_TILES, prepare_specialized, unsuitable
 from groupbench.kernels.bias_add_permute.problem import OPS, Group, bias_add_permute_reference
 from groupbench.kernels.device import INTERPRETER, KNOWN
-from groupbench.kernels.variants import Gluon
 
 Sizes = tuple[tuple[int, int, int], tuple[int, int], int]
 
@@ -153,18 +151,3 @@ def test_reports_why_it_cannot_take_groups(monkeypatch: pytest.MonkeyPatch) -> N
     for arch in ("sm_100", "gfx942"):
         gpus["meta"] = KNOWN[arch]
         assert f"Hopper's, and this GPU is {arch}" in str(why_not(large))
-
-
-def test_another_triton_without_this_gluon_takes_the_plain_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr("groupbench.kernels.bias_add_permute.fused_specialized", raising=False)
-    monkeypatch.delitem(sys.modules, "groupbench.kernels.bias_add_permute.fused_specialized", raising=False)
-    monkeypatch.setitem(sys.modules, "triton.experimental.gluon", None)
-    gluon = Gluon(f"{fused.__package__}.fused_specialized", make([((1, 1, 8), (1, 8), 8)], "none", device="meta"))
-    assert "Gluon differs" in str(gluon.why_not())
-    with pytest.raises(ValueError, match="the specialized kernel cannot run: Gluon differs"):
-        gluon.prepare()
-
-
-def test_a_row_of_the_table_is_a_warp_wide() -> None:
-    assert len(set(fused_specialized.FIELDS)) == len(fused_specialized.FIELDS) <= fused_specialized.WIDTH == 32
-    assert fused_specialized.NO_SWEEP[fused_specialized.FIELDS.index("group")] == -1

@@ -28,7 +28,7 @@ from groupbench.kernels.grouped_gemm import flat_pointers, wgrad
 from groupbench.kernels.split_k import stream
 
 REGISTERS = 65536
-# These combine what other cases compile apart: a config, the layout of weights, sizes, a dtype, a schedule.
+# These combine parts that other cases compile: a config, the layout of weights, sizes, a dtype, a schedule.
 COMBINED = {
     *("flat_specialized_alone", "wgrad_wide_and_dynamic", "wgrad_specialized_uneven", "fp8_rowwise_fast"),
     *("fp8_specialized_rowwise_256", "gate_up_large_training", "moe_combine_of_two"),
@@ -72,7 +72,7 @@ def test_a_config_compiles_for_hopper_without_spills(name: str, built: dict[str,
     make, *arguments = CASES[name]
     row, config = built[name], make(*arguments)[3] if name != "helion_barrier" else None
     assert row["spilled_bytes"] <= spills.get(name, 0), row
-    # Programs per SM; the rule for splits assumes two of what it streams.
+    # Programs per SM; the rule for splits assumes two if B is streamed.
     at_once = 1 + config.streamed if make is sources.of_split_k else getattr(config, "per_sm", 1)
     at_once = 2 if make in (sources.of_stream, sources.of_outer_k) else at_once
     assert row["shared_bytes"] <= HOPPER.room(at_once), row

@@ -1,4 +1,4 @@
-"""Test what all kernels of grouped products share: results, groups that stay apart, offsets on the device, refusals.
+"""Test the behaviour that all kernels of grouped products share: results, groups that stay apart, offsets, refusals.
 
 Without a GPU the kernels run in the interpreter, except for those that only a Hopper GPU runs.
 """

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from cases import named
+from grouped import NO_GPU
 from torch import Tensor
 
 from groupbench.kernels.grouped_gemm import flat
@@ -268,3 +269,27 @@ def test_refuses_an_illegal_config(device: torch.device) -> None:
     a, w = torch.randn(4, 32, device=device), torch.randn(1, 64, 32, device=device)
     with pytest.raises(ValueError, match="block_f=8"):
         gate_up.gate_up(a, w, torch.tensor([4], dtype=torch.int32), config=gate_up.GateUpConfig(16, 8, 16, 4, 1))
+
+
+@NO_GPU
+@pytest.mark.parametrize("tokens", [3, 500], ids=["one_launch", "many_choices"])
+def test_a_graph_follows_later_routing(tokens, replays):
+    torch.manual_seed(0)
+    G, k, H, F = 16, 4, 256, 128
+    x = torch.randn(tokens, H, device="cuda", dtype=torch.bfloat16)
+    weights = torch.rand(tokens, k, device="cuda", dtype=torch.bfloat16)
+    w_gate_up, w_down = (
+        (torch.randn(G, rows, columns, device="cuda") * columns**-0.5).to(torch.bfloat16)
+        for rows, columns in ((2 * F, H), (H, F))
+    )
+    routings = [torch.randint(-1, G, (tokens, k), device="cuda") for _ in range(3)]
+    routings.append(torch.full_like(routings[0], -1))  # no choice has a row
+    ids = routings[0].clone()
+    with torch.no_grad():
+        outputs = replays(
+            lambda: moe_layer(x, ids, weights, w_gate_up, w_down), lambda turn: ids.copy_(routings[turn]), 4
+        )
+        for out, routing in zip(outputs, routings, strict=True):
+            expected = moe_layer_reference(x.double(), routing, weights.double(), w_gate_up.double(), w_down.double())
+            error = (out.double() - expected).square().mean().sqrt()
+            assert error <= 1e-2 * expected.square().mean().sqrt()

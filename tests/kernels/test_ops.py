@@ -170,21 +170,6 @@ def test_any_thread(device: torch.device) -> None:
     assert len(got) == 4
 
 
-@pytest.mark.parametrize("rows", [1, 3, 16, 40, 100])
-def test_a_row_has_the_same_bits_in_any_batch(device: torch.device, rows: int) -> None:
-    if device.type == "cpu":
-        pytest.skip("NOT TESTED: equal bits. NumPy's products depend on the number of rows")
-    _, b, _ = (each.detach() for each in operands(device))
-    planted = torch.randn(16, device=device)
-    bits = []
-    for before, place, after in ((0, 0, 0), (5, rows - 1, 7), (33, rows // 2, 1)):
-        a = torch.randn(before + rows + after, 16, device=device)
-        a[before + place] = planted
-        offs = torch.tensor([before, before + rows, a.size(0)], dtype=torch.int32, device=device)
-        bits.append(ops.grouped_mm(a, b, offs)[before + place])
-    assert all(torch.equal(each, bits[0]) for each in bits)
-
-
 def test_a_bound_launch_holds_no_operands(device: torch.device) -> None:
     import gc
     import weakref

@@ -7,6 +7,7 @@ from unittest import mock
 
 import pytest
 import torch
+from grouped import matrix
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -60,21 +61,10 @@ PRODUCTS = (
 )
 
 
-def operand(rows: int, columns: int, how: str, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Return a random matrix [rows, columns] with NaN in the storage between its elements."""
-    if how == "columns":
-        return torch.randn(columns, rows).to(device, dtype).t()
-    if how == "strided":
-        wide = torch.full((rows, 2 * columns), float("nan"), device=device, dtype=dtype)
-        wide[:, ::2] = torch.randn(rows, columns).to(device, dtype)
-        return wide[:, ::2]
-    return torch.randn(rows, columns).to(device, dtype)
-
-
 def operands(product: Product, dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     torch.manual_seed(0)
-    a = operand(product.M, product.K, product.a, dtype, device)
-    return a, operand(product.K, product.N, product.b, dtype, device)
+    a = matrix(product.M, product.K, product.a, dtype)
+    return a, matrix(product.K, product.N, product.b, dtype)
 
 
 @pytest.fixture(params=PREPARE.values(), ids=PREPARE)

@@ -122,6 +122,17 @@ def ends(*rows: int) -> Tensor:
     return torch.tensor(rows).cumsum(0).to(DEVICE, torch.int32)
 
 
+def matrix(rows: int, columns: int, how: str, dtype: torch.dtype) -> Tensor:
+    """Return a random matrix [rows, columns] with NaN in the storage between its elements."""
+    if how == "columns":
+        return torch.randn(columns, rows).to(DEVICE, dtype).t()
+    if how == "strided":
+        wide = torch.full((rows, 2 * columns), float("nan"), device=DEVICE, dtype=dtype)
+        wide[:, ::2] = torch.randn(rows, columns).to(DEVICE, dtype)
+        return wide[:, ::2]
+    return torch.randn(rows, columns).to(DEVICE, dtype)
+
+
 @dataclass(frozen=True)
 class Kernel:
     prepare: Callable[..., Callable[[], Tensor]]
