@@ -14,7 +14,6 @@ Cheats and losses of data that must be caught stay in the default run, each in o
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import gc
 import importlib
 import importlib.util
@@ -27,7 +26,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import combinations
@@ -35,7 +33,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from forks import become, end
+from forks import become, end, start_server
 from hypothesis import settings
 
 # Without a deadline, no test fails on a busy machine. Every run tries the same examples, so that an unrelated change
@@ -235,24 +233,8 @@ def warm_python(warm_server: dict[str, str]) -> tuple[str, ...]:
 
 def start_warm_server(folder: Path) -> None:
     """Start the server that all test processes share, unless it is running."""
-    folder.mkdir(mode=0o700, exist_ok=True)
-    with (folder / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if (folder / "socket").exists():
-            return
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
-        with (folder / "log").open("w") as log:
-            server = subprocess.Popen(
-                [sys.executable, "-P", str(WARM / "server.py"), str(folder)],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env=environment,
-                start_new_session=True,
-            )
-        while not (folder / "socket").exists():
-            assert server.poll() is None, (folder / "log").read_text()
-            time.sleep(0.05)
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    start_server(folder, "socket", ["-P", str(WARM / "server.py")], environment)
 
 
 Forked = Callable[..., subprocess.CompletedProcess[str]]

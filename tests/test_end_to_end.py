@@ -1,20 +1,17 @@
-"""Run the steps of a nightly run as commands: measure, store, judge, list the history, report."""
+"""Run the steps of nightly runs as commands: measure, store, judge."""
 
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
 from busy import skip_if_busy
 
 from groupbench.operators.measure import worker
 
 PLUGIN = """
-import time
 from groupbench.operators.catalog.grouped_gemm import prepare_torch_loop
 from groupbench.operators.operator import Backend
 
@@ -22,11 +19,7 @@ def wrong(inputs):
     right = prepare_torch_loop(inputs)
     return lambda: right() * 1.01
 
-def hangs(inputs):
-    time.sleep(3600)
-
 wrong = Backend("mine", wrong, "a test", operator="grouped_gemm")
-hangs = Backend("mine", hangs, "a test", operator="grouped_gemm")
 right = Backend("mine", prepare_torch_loop, "a test", operator="grouped_gemm")
 """
 
@@ -42,102 +35,31 @@ samples = 2
 """
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
-
-
 REMOVED = ("TRITON_INTERPRET", "GROUPBENCH_DB", "FORCE_COLOR")
 MAIN = {"groupbench": "groupbench.tracker.cli:main", "tritonbench": "groupbench.operators.cli:main"}
 
 
-def command_in(folder: Path, forked: Run) -> Run:
-    """Return a function that runs `groupbench` or `tritonbench` in a folder."""
+def test_a_night_passes_and_the_next_fails_by_a_wrong_backend(tmp_path: Path, forked: Run) -> None:
+    worker.call(os.getpid)  # starts the cells' fork server, which the commands share
+    (tmp_path / "a_plugin_for_a_night.py").write_text(PLUGIN)
+    (tmp_path / "plan.toml").write_text(PLAN)
     env = {name: value for name, value in os.environ.items() if name not in REMOVED}
 
     def run(name: str, *args: str) -> subprocess.CompletedProcess[str]:
-        done = forked(MAIN[name], *args, cwd=folder, env=env)
+        done = forked(MAIN[name], *args, cwd=tmp_path, env=env)
         assert "Traceback" not in done.stderr, done.stderr
         return done
 
-    return run
-
-
-def measure_night(command: Run, number: int, plugin: str, *args: str) -> tuple[int, int, str]:
-    """Measure the plan with a plugin at a commit, store and judge it.
-
-    Returns (exit code of measuring, exit code of the gate, output of the gate).
-    """
-    records = f"night-{number}.jsonl"
-    measured = command(
-        *("tritonbench", "--plan", "plan.toml", "--device", "cpu", "--trigger", "nightly", "--quiet"),
-        *("--plugin", f"a_plugin_for_a_night.{plugin}", "--records", records, "--commit", f"{number:08x}", *args),
-    )
-    assert measured.returncode != 2, measured.stderr
-    stored = command("groupbench", "ingest", records)
-    assert stored.returncode == 0, stored.stderr
-    judged = command("groupbench", "gate")
-    return measured.returncode, judged.returncode, judged.stdout + judged.stderr
-
-
-@pytest.fixture(scope="module")
-def first_night(tmp_path_factory: pytest.TempPathFactory, forked: Run) -> Path:
-    """Return a folder in which a night was measured, stored and passed."""
-    worker.call(os.getpid)  # starts the cells' fork server, which the commands share
-    folder = tmp_path_factory.mktemp("first_night")
-    (folder / "a_plugin_for_a_night.py").write_text(PLUGIN)
-    (folder / "plan.toml").write_text(PLAN)
-    measured, judged, output = measure_night(command_in(folder, forked), 1, "right")
-    skip_if_busy(output)
-    assert (measured, judged) == (0, 0), output
-    return folder
-
-
-@pytest.fixture
-def command(tmp_path: Path, forked: Run) -> Run:
-    return command_in(tmp_path, forked)
-
-
-@pytest.fixture
-def second_night(command: Run, first_night: Path, tmp_path: Path) -> Callable[..., tuple[int, int, str]]:
-    """Return a function that measures another night after the first."""
-    shutil.copytree(first_night, tmp_path, dirs_exist_ok=True)
-    return lambda plugin, *args: measure_night(command, 2, plugin, *args)
-
-
-def test_two_nights_of_the_same_code(
-    second_night: Callable[..., tuple[int, int, str]], command: Run, tmp_path: Path
-) -> None:
-    measured, judged, output = second_night("right")
-    skip_if_busy(output)
-    assert (measured, judged) == (0, 0), output
-    assert "regress" not in output.lower().replace("0 regressed", "")
-
-    history = command("groupbench", "history")
-    assert history.returncode == 0, history.stderr
-    assert "torch_loop" in history.stdout
-    assert "mine" in history.stdout
-
-    report = command("groupbench", "report", "-o", "report.html")
-    assert report.returncode == 0, report.stderr
-    page = (tmp_path / "report.html").read_text()
-    assert "<html" in page
-    assert "torch_loop" in page
-
-    again = command("groupbench", "ingest", "night-2.jsonl")
-    assert again.returncode == 0, again.stderr
-
-
-def test_a_wrong_backend_fails_the_gate(second_night: Callable[..., tuple[int, int, str]]) -> None:
-    measured, judged, output = second_night("wrong")
-    assert (measured, judged) == (1, 1)
-    assert "mine" in output
-    assert "wrong" in output
-
-
-@pytest.mark.exhaustive  # tests of the executor, the command and the gate take the steps
-def test_a_backend_that_hangs_leaves_the_night_incomplete(second_night: Callable[..., tuple[int, int, str]]) -> None:
-    measured, judged, output = second_night("hangs", "--timeout", "3")
-    assert (measured, judged) == (3, 3), output
-    assert "mine" in output
-
-
-def test_nothing_measured_is_never_a_pass(command: Run) -> None:
-    assert command("groupbench", "gate").returncode != 0
+    for number, (plugin, code) in enumerate((("right", 0), ("wrong", 1)), 1):
+        measured = run(
+            *("tritonbench", "--plan", "plan.toml", "--device", "cpu", "--trigger", "nightly", "--quiet"),
+            *("--plugin", f"a_plugin_for_a_night.{plugin}", "--records", "night.jsonl", "--commit", f"{number:08x}"),
+        )
+        for _ in range(2):
+            stored = run("groupbench", "ingest", "night.jsonl")
+            assert stored.returncode == 0, stored.stderr
+        judged = run("groupbench", "gate")
+        if plugin == "right":
+            skip_if_busy(judged.stdout + judged.stderr)
+        assert (measured.returncode, judged.returncode) == (code, code), (measured.stderr, judged.stdout)
+    assert "mine" in judged.stdout and "wrong" in judged.stdout

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
-import sys
 from pathlib import Path
 
 import pytest
+from scripts_of_ci import script
 
 ROOT = Path(__file__).parents[1]
 
-_spec = importlib.util.spec_from_file_location("language", ROOT / "ci" / "language.py")
-assert _spec and _spec.loader
-language = importlib.util.module_from_spec(_spec)
-sys.modules["language"] = language
-_spec.loader.exec_module(language)
+language = script("language")
 
 
 def folders() -> dict[str, list[Path]]:

@@ -7,16 +7,12 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
+from scripts_of_ci import script
 
 ROOT = Path(__file__).parents[1]
 CONFIG = ROOT / "ci" / "site" / "mkdocs.yml"
-
-
-# The site's own job (ci/site.sh) builds it as strictly.
-of_site = pytest.mark.exhaustive
 
 
 @pytest.fixture(scope="module")
@@ -30,51 +26,18 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
-def pages() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("site_pages", CONFIG.with_name("pages.py"))
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-@of_site
-def test_every_page_is_there(site: Path) -> None:
+@pytest.mark.exhaustive  # the site's own job (ci/site.sh) builds it as strictly
+def test_the_site_has_every_page_and_needs_no_network(site: Path) -> None:
     for page in (ROOT / "docs").rglob("*.md"):
         assert (site / page.relative_to(ROOT / "docs").with_suffix(".html")).is_file(), page
-
-
-@of_site
-def test_it_works_without_a_network(site: Path) -> None:
-    index = (site / "index.html").read_text()
+    index, other = ((site / name).read_text() for name in ("index.html", "guide/ci.html"))
     assert not re.findall(r'<(?:script|link|img)[^>]*(?:src|href)="(https?:[^"]+)"', index)
     assert "grouped_gemm" in (site / "search" / "search_index.js").read_text()
-
-
-@of_site
-def test_code_of_120_characters_fits(site: Path) -> None:
-    assert 'href="site.css"' in (site / "index.html").read_text()
-    assert "max-width: 76rem" in (site / "site.css").read_text()
-
-
-@of_site
-def test_the_first_page_has_no_menu_of_itself(site: Path) -> None:
-    first, other = ((site / name).read_text() for name in ("index.html", "guide/ci.html"))
     sidebar = '<div class="md-sidebar md-sidebar--primary" data-md-component="sidebar" data-md-type="navigation" hidden'
-    assert sidebar in first
-    assert sidebar not in other
-
-
-@of_site
-def test_links_to_source_lead_to_its_text(site: Path) -> None:
+    assert sidebar in index and sidebar not in other
     page = (site / "explanation" / "toolchains.html").read_text()
     assert 'href="../source/kernels/device.py.html"' in page
     assert "shared memory" in (site / "source" / "kernels" / "device.py.html").read_text()
-
-
-@of_site
-def test_a_pipe_in_the_code_of_a_table_has_no_backslash(site: Path) -> None:
     assert "FILE|URL" in (site / "reference" / "cli" / "index.html").read_text()
 
 
@@ -91,7 +54,8 @@ def test_a_pipe_in_the_code_of_a_table_has_no_backslash(site: Path) -> None:
         ("guide/ci.md", "https://example.org/a.md", "https://example.org/a.md"),
     ],
 )
-def test_links_are_turned_into_those_of_the_site(pages: ModuleType, place: str, link: str, becomes: str) -> None:
+def test_links_are_turned_into_those_of_the_site(place: str, link: str, becomes: str) -> None:
+    pages = script("site/pages")
     page = type("Page", (), {"file": type("File", (), {"src_uri": place})})
     assert pages.on_page_markdown(f"[`a` b]({link})", page=page) == f"[`a` b]({becomes})"
     assert pages.on_page_markdown(f"[`a`]({link})", page=page) == f"[`a`]({becomes})"

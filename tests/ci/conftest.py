@@ -9,8 +9,10 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from py_compile import PycInvalidationMode
 from typing import Any
@@ -33,7 +35,7 @@ bursts = 1
 samples = 2
 """
 
-COMPARISONS = """# one cell whose verdict is certain on any machine; the last line has no newline
+COMPARISONS = """# one cell whose verdict is certain on any machine, not --device cuda; the last line has no newline
 
 --operator grouped_gemm --backend torch_loop --shape 1,64,128,128 --dtype fp32 --budget 60 --min-effect 900"""
 
@@ -200,3 +202,19 @@ def run_gitlab_job(job: Mapping[str, Any], checkout: Checkout, **environment: st
             if done.returncode != 0:
                 failed.append(part)
     return Outcome(failed, output)
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[[type[BaseHTTPRequestHandler]], str]]:
+    """Return a function that starts a service, which ends with the test, and returns its address."""
+    servers: list[ThreadingHTTPServer] = []
+
+    def start(handler: type[BaseHTTPRequestHandler]) -> str:
+        servers.append(ThreadingHTTPServer(("127.0.0.1", 0), handler))
+        threading.Thread(target=servers[-1].serve_forever, daemon=True).start()
+        return f"http://127.0.0.1:{servers[-1].server_port}"
+
+    yield start
+    for server in servers:
+        server.shutdown()
+        server.server_close()

@@ -6,10 +6,9 @@ import json
 import os
 import subprocess
 import sys
-import threading
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +23,12 @@ PROJECT = "/api/v4/projects/7"
 class Forge:
     """GitLab's API, with one finished job for each merge request."""
 
-    port: int = 0
+    url: str = ""
     requests: list[dict[str, Any]] = field(default_factory=list)
-    texts: dict[int, bytes | int] = field(default_factory=dict)  # by request: the stored text, or an HTTP status
+    texts: dict[int, bytes | int | None] = field(default_factory=dict)  # by request; a status; still running
     tokens: set[str | None] = field(default_factory=set)
 
-    def add(self, text: bytes | int, **facts: Any) -> int:
+    def add(self, text: bytes | int | None, **facts: Any) -> int:
         number = len(self.requests) + 1
         self.requests.append({"iid": number, "description": "", **facts})
         self.texts[number] = text
@@ -40,17 +39,18 @@ class Forge:
             case ["", "merge_requests"]:
                 return 200, json.dumps(self.requests).encode()
             case ["", "merge_requests", number, "pipelines"]:
-                return 200, json.dumps([{"id": int(number), "project_id": 7}]).encode()
+                return 200, json.dumps([{"id": 99, "project_id": 8}, {"id": int(number), "project_id": 7}]).encode()
             case ["", "pipelines", number, "jobs"]:
-                return 200, json.dumps([{"id": int(number), "name": "groupbench-compare", "finished_at": "x"}]).encode()
+                job = {"id": int(number), "name": "groupbench-compare", "finished_at": self.texts[int(number)] and "x"}
+                return 200, json.dumps([{"id": 99, "name": "lint", "finished_at": "x"}, job]).encode()
             case ["", "jobs", number, "artifacts", "artifacts", "comment.md"]:
                 text = self.texts[int(number)]
-                return (text, b"") if isinstance(text, int) else (200, text)
+                return (text, b"") if isinstance(text, int) else (200, text or b"unfinished")
         return 404, b""
 
 
 @pytest.fixture
-def forge() -> Iterator[Forge]:
+def forge(serve: Callable[..., str]) -> Forge:
     forge = Forge()
 
     class Handler(BaseHTTPRequestHandler):
@@ -65,12 +65,8 @@ def forge() -> Iterator[Forge]:
         def log_message(self, *_: Any) -> None:
             pass
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    forge.port = server.server_address[1]
-    yield forge
-    server.shutdown()
-    server.server_close()
+    forge.url = serve(Handler)
+    return forge
 
 
 @pytest.fixture
@@ -83,7 +79,7 @@ def post(forge: Forge, tmp_path: Path) -> Any:
     def post() -> tuple[int, dict[int, str], str]:
         environment = {
             "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}",
-            "CI_API_V4_URL": f"http://127.0.0.1:{forge.port}/api/v4",
+            "CI_API_V4_URL": f"{forge.url}/api/v4",
             "CI_PROJECT_ID": "7",
             "GITLAB_TOKEN": "secret",
             "PYTHONUTF8": "1",
@@ -96,15 +92,16 @@ def post(forge: Forge, tmp_path: Path) -> Any:
 
 
 def test_each_verdict_is_posted_without_quick_actions_and_mentions(forge: Forge, post: Any) -> None:
-    first = forge.add(b"ok\n/close\n > /merge\nthanks @ada")
+    first = forge.add(b"ok\n/close\n > /merge\n  /label ~bug\nthanks @ada")
     second = forge.add(b"slower")
     code, posted, _ = post()
     assert (code, posted[second], forge.tokens) == (0, "slower", {"secret"})
-    assert posted[first] == "ok\n\\/close\n > \\/merge\nthanks @\u2060ada"
+    assert posted[first] == "ok\n\\/close\n > \\/merge\n  \\/label ~bug\nthanks @\u2060ada"
 
 
 def test_a_job_without_a_verdict_is_left_out(forge: Forge, post: Any) -> None:
-    forge.add(404)
+    for without in (404, None):
+        forge.add(without)
     assert post()[:2] == (0, {})
 
 

@@ -7,11 +7,8 @@ import json
 import os
 import socket
 import subprocess
-import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
 from hashlib import md5
 from pathlib import Path
 from typing import Any
@@ -19,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 from filelock import FileLock
+from forks import start_server
 from torch import Tensor
 
 if not torch.cuda.is_available():
@@ -39,10 +37,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """
     for item in items:
         params = item.callspec.params if hasattr(item, "callspec") else {}
-        if isinstance(params.get("case"), Case) and "helion" in item.nodeid:
-            covered = params["case"].name in COVERED_WITH_HELION or params.get("dtype", torch.float16) != torch.float16
-            ones = params["case"].name == "n_and_k_of_one" and "wgrad" not in item.nodeid  # one kernel has them
-            if covered or ones:
+        if "case" in params and "helion" in item.nodeid:
+            names = set(item.callspec.id.split("-"))
+            covered = names.intersection(COVERED_WITH_HELION)
+            ones = "n_and_k_of_one" in names and "helion_wgrad" not in names  # one kernel has them
+            if covered or ones or params.get("dtype", torch.float16) != torch.float16:
                 item.add_marker("exhaustive")
     if "PYTORCH_NO_CUDA_MEMORY_CACHING" in os.environ:
         skip = pytest.mark.skip(reason="NOT TESTED: CUDA graphs. A capture needs torch's caching allocator")
@@ -50,48 +49,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             if "graph" in item.nodeid:
                 item.add_marker(skip)
 
-
-@dataclass(frozen=True)
-class Case:
-    name: str
-    sizes: tuple[int, ...]  # rows of each group
-    n: int = 48
-    k: int = 64
-    weights: str = "rows"  # as [G, K, N]; "columns": stored as [G, N, K]; "shared": one matrix, expanded
-    pad_a: int = 0  # columns of A's storage past A
-    tail: int = 0  # rows past the last group
-    offs: torch.dtype = torch.int32
-
-
-CASES = (
-    Case("even", (32, 32)),
-    Case("one_group", (37,)),
-    Case("empty_group_first", (0, 17, 32)),
-    Case("empty_group_between", (20, 0, 0, 15)),
-    Case("empty_group_last", (20, 33, 0)),
-    Case("one_row_group", (32, 1, 40)),
-    Case("all_one_row", (1, 1, 1, 1, 1)),
-    Case("one_row_in_all", (0, 1, 0)),
-    Case("one_row_and_one_column", (1,), n=1),
-    Case("one_row_past_a_tile", (33, 65, 17)),
-    Case("one_group_owns_all", (0, 0, 90, 0)),
-    Case("more_groups_than_workers", (5, 3, 0, 16, 2, 7, 1, 4, 9)),
-    Case("ragged_n_and_k", (21, 40), n=53, k=45),
-    Case("k_below_a_tile", (18, 9), k=5),
-    Case("n_below_a_tile", (18, 9), n=3),
-    Case("n_and_k_of_one", (18, 9), n=1, k=1),
-    Case("no_k", (18, 0, 9), k=0),
-    Case("no_n", (18, 9), n=0),
-    Case("no_rows", (0, 0, 0)),
-    Case("no_rows_one_group", (0,)),
-    Case("no_rows_in_groups", (0, 0), tail=7),
-    Case("rows_past_the_groups", (19, 0, 30), tail=11),
-    Case("strided_rows", (21, 40), n=53, k=45, pad_a=7),
-    Case("weights_by_columns", (21, 0, 40), n=53, k=45, weights="columns"),
-    Case("weights_shared", (21, 0, 40), n=53, k=45, weights="shared"),
-    Case("int64_offsets", (21, 0, 40), offs=torch.int64),
-    Case("many_tiles", (130, 70), n=140, k=72),
-)
 
 # For kernels of which Helion masks M, N and K alike, tiles that are not full are in "ragged_n_and_k". The configs of
 # GPUs have tests of their own in fp32, and the other kernels run all of these.
@@ -134,7 +91,9 @@ SPILLED = {
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "case" in metafunc.fixturenames:
-        metafunc.parametrize("case", CASES, ids=[case.name for case in CASES])
+        from grouped import CASES
+
+        metafunc.parametrize("case", CASES.values(), ids=CASES)
     if "dtype" in metafunc.fixturenames:
         metafunc.parametrize("dtype", DTYPES, ids=[str(dtype).removeprefix("torch.") for dtype in DTYPES])
 
@@ -153,33 +112,6 @@ def no_tuning(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="session")
 def device() -> torch.device:
     return DEVICE
-
-
-@pytest.fixture(scope="session")
-def make_case() -> type[Case]:
-    """Return the class of a case, since test files cannot import a conftest."""
-    return Case
-
-
-@pytest.fixture(scope="session")
-def make_inputs() -> Callable[[Case, torch.dtype], tuple[Tensor, Tensor, Tensor]]:
-    """Return a function that makes a [M, K], b [G, K, N] and offs [G] of a case; storage around a and b is NaN."""
-
-    def make(case: Case, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-        torch.manual_seed(0)
-        groups, rows = len(case.sizes), sum(case.sizes)
-        a = torch.full((rows + case.tail, case.k + case.pad_a), float("nan"), dtype=dtype)
-        a[:rows, : case.k] = torch.randn(rows, case.k).to(dtype)
-        a = a.to(DEVICE)[:, : case.k]
-        if case.weights == "columns":
-            b = torch.randn(groups, case.n, case.k).to(DEVICE, dtype).transpose(1, 2)
-        elif case.weights == "shared":
-            b = torch.randn(case.k, case.n).to(DEVICE, dtype).expand(groups, -1, -1)
-        else:
-            b = torch.randn(groups, case.k, case.n).to(DEVICE, dtype)
-        return a, b, torch.tensor(case.sizes).cumsum(0).to(DEVICE, case.offs)
-
-    return make
 
 
 @pytest.fixture
@@ -228,20 +160,55 @@ def check() -> Callable[[Tensor, Tensor, torch.dtype], None]:
 
 
 @pytest.fixture
-def check_calls(poisoned: Any, check: Any) -> Callable[[Callable[[], Tensor], Tensor, torch.dtype], None]:
-    """Return a function that checks a call's output, its unwritten elements included, and that later calls repeat it.
+def check_run(poisoned: Any, check: Any) -> Callable[[Callable[[], Tensor], Tensor, torch.dtype], Tensor]:
+    """Return a function that checks a call's output, its unwritten elements included, and returns it."""
+
+    def compare(run: Callable[[], Tensor], expected: Tensor, dtype: torch.dtype) -> Tensor:
+        with poisoned():
+            out = run()
+        check(out, expected, dtype)
+        return out
+
+    return compare
+
+
+@pytest.fixture
+def check_calls(check_run: Any) -> Callable[[Callable[[], Tensor], Tensor, torch.dtype], None]:
+    """Return a function that checks a call's output as `check_run` does, and that later calls repeat it.
 
     A stage of shared memory that is read too late, or given back too early, need not show the first time.
     """
 
     def compare(run: Callable[[], Tensor], expected: Tensor, dtype: torch.dtype) -> None:
-        with poisoned():
-            out = run()
-        check(out, expected, dtype)
+        out = check_run(run, expected, dtype)
         for _ in range(5):
             assert torch.equal(run(), out)
 
     return compare
+
+
+@pytest.fixture(scope="session")
+def replays() -> Callable[..., list[Tensor]]:
+    """Return a function that captures a call at the first routing as a graph, and returns its outputs for each."""
+
+    def replay(run: Callable[[], Tensor], change: Callable[[int], None], turns: int) -> list[Tensor]:
+        change(0)
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            run()  # compiles
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            out = run()
+        outputs = []
+        for turn in range(turns):
+            change(turn)
+            graph.replay()
+            outputs.append(out.clone())
+        return outputs
+
+    return replay
 
 
 @pytest.fixture(scope="session")
@@ -255,11 +222,13 @@ def spills() -> dict[str, int]:
 @pytest.fixture(scope="session")
 def run_script(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., subprocess.CompletedProcess[str]]:
     """Return a function that runs a test file as a script that does not interpret kernels: see scripts.py."""
-    folder, out_and_err = Path(os.environ["GROUPBENCH_TEST_WARM"]), tmp_path_factory.mktemp("scripts")
+    here, folder = Path(__file__).parent, Path(os.environ["GROUPBENCH_TEST_WARM"])
+    path, out_and_err = f"{here.parent / 'shared'}{os.pathsep}", tmp_path_factory.mktemp("scripts")
+    path += os.environ.get("PYTHONPATH", "")
     out, err = out_and_err / "out", out_and_err / "err"
 
     def run(*args: str) -> subprocess.CompletedProcess[str]:
-        start_scripts(folder)
+        start_server(folder, "scripts", [str(here / "scripts.py")], os.environ | {"PYTHONPATH": path})
         with socket.socket(socket.AF_UNIX) as connection:
             connection.connect(str(folder / "scripts"))
             connection.sendall(json.dumps({"args": args, "out": str(out), "err": str(err)}).encode() + b"\n")
@@ -267,28 +236,6 @@ def run_script(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., subpro
         return subprocess.CompletedProcess(args, code, out.read_text(), err.read_text())
 
     return run
-
-
-def start_scripts(folder: Path) -> None:
-    """Start the server that runs scripts for all test processes, unless it is running."""
-    folder.mkdir(mode=0o700, exist_ok=True)
-    with FileLock(folder / "scripts.lock"):
-        if (folder / "scripts").exists():
-            return
-        here = Path(__file__).parent
-        path = os.pathsep.join([str(here.parent / "shared"), os.environ.get("PYTHONPATH", "")])
-        with (folder / "scripts.log").open("w") as log:
-            server = subprocess.Popen(
-                [sys.executable, str(here / "scripts.py"), str(folder)],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env=os.environ | {"PYTHONPATH": path},
-                start_new_session=True,
-            )
-        while not (folder / "scripts").exists():
-            assert server.poll() is None, (folder / "scripts.log").read_text()
-            time.sleep(0.05)
 
 
 @pytest.fixture(scope="session")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from math import prod
@@ -10,19 +9,15 @@ from typing import Any
 
 import pytest
 import torch
+from grouped import NO_HOPPER
 from torch import Tensor
 
-from groupbench.kernels.bias_add_permute import fused, fused_specialized
+from groupbench.kernels.bias_add_permute import fused_specialized
 from groupbench.kernels.bias_add_permute.fused import CONFIGS, prepare_fused
 from groupbench.kernels.bias_add_permute.fused_specialized import LEAST_TILES, prepare_specialized, unsuitable
 from groupbench.kernels.bias_add_permute.problem import OPS, Group, bias_add_permute_reference
 from groupbench.kernels.device import INTERPRETER, KNOWN
-from groupbench.kernels.variants import Gluon
 
-HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
-needs_hopper = pytest.mark.skipif(
-    not HOPPER, reason="NOT TESTED: the specialised kernel of bias_add_permute. No Hopper GPU"
-)
 Sizes = tuple[tuple[int, int, int], tuple[int, int], int]
 
 # sizes of each group: (M0, M1, M2), (N0, N1), K
@@ -60,7 +55,7 @@ def make(sizes: list[Sizes], op: str, dtype: torch.dtype = torch.bfloat16, devic
     return groups
 
 
-@needs_hopper
+@NO_HOPPER
 @pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize("name", CASES)
 def test_matches_the_reference_and_equals_the_plain_kernel(
@@ -81,7 +76,7 @@ def test_matches_the_reference_and_equals_the_plain_kernel(
         assert all(torch.equal(x, y) for more in again for x, y in zip(more, outputs, strict=True))
 
 
-@needs_hopper
+@NO_HOPPER
 def test_a_bias_of_any_stride(check: Callable[..., None], poisoned: Any) -> None:
     groups = make(CASES["unlike_groups"], "add")
     changed = [
@@ -95,7 +90,7 @@ def test_a_bias_of_any_stride(check: Callable[..., None], poisoned: Any) -> None
         check(out, right, torch.bfloat16)
 
 
-@needs_hopper
+@NO_HOPPER
 @pytest.mark.parametrize("op", OPS)
 def test_in_a_graph_and_on_any_stream(op: str) -> None:
     """Each replay reads the operands and counts sweeps from zero again."""
@@ -124,7 +119,7 @@ def test_in_a_graph_and_on_any_stream(op: str) -> None:
     assert not torch.equal(captured[0], expected[0])
 
 
-@needs_hopper
+@NO_HOPPER
 def test_takes_groups_with_enough_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     def of_specialized(groups: list[Group], op: str) -> Callable[[], str]:
         return lambda: "specialized"
@@ -156,18 +151,3 @@ def test_reports_why_it_cannot_take_groups(monkeypatch: pytest.MonkeyPatch) -> N
     for arch in ("sm_100", "gfx942"):
         gpus["meta"] = KNOWN[arch]
         assert f"Hopper's, and this GPU is {arch}" in str(why_not(large))
-
-
-def test_another_triton_without_this_gluon_takes_the_plain_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr("groupbench.kernels.bias_add_permute.fused_specialized", raising=False)
-    monkeypatch.delitem(sys.modules, "groupbench.kernels.bias_add_permute.fused_specialized", raising=False)
-    monkeypatch.setitem(sys.modules, "triton.experimental.gluon", None)
-    gluon = Gluon(f"{fused.__package__}.fused_specialized", make([((1, 1, 8), (1, 8), 8)], "none", device="meta"))
-    assert "Gluon differs" in str(gluon.why_not())
-    with pytest.raises(ValueError, match="the specialized kernel cannot run: Gluon differs"):
-        gluon.prepare()
-
-
-def test_a_row_of_the_table_is_a_warp_wide() -> None:
-    assert len(set(fused_specialized.FIELDS)) == len(fused_specialized.FIELDS) <= fused_specialized.WIDTH == 32
-    assert fused_specialized.NO_SWEEP[fused_specialized.FIELDS.index("group")] == -1

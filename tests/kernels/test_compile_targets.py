@@ -16,13 +16,14 @@ if __name__ == "__main__":
     os.environ.pop("TRITON_INTERPRET", None)
 
 import pytest
+import sources
 import torch
 
 from groupbench.kernels import outer_k
 from groupbench.kernels.bias_add_permute import fused
 from groupbench.kernels.device import KNOWN, Device, fitted
 from groupbench.kernels.grouped_gemm import contiguous, flat, flat_pointers, fp8, pointer, quantize, wgrad
-from groupbench.kernels.moe import gate_up, permute, routing
+from groupbench.kernels.moe import gate_up
 from groupbench.kernels.split_k import tiled
 
 BF16 = torch.bfloat16
@@ -36,118 +37,69 @@ FEW = {
     "sm_120": ("flat_large", "fp8_blockwise_large"),
     "gfx942": ("contiguous", "route"),
 }
-Source = tuple[Any, dict[str, str], dict[str, Any], Any]  # kernel, types of its arguments, constants, config
 
 
-def grouped(gpu: Device) -> dict[str, Callable[[], Source]]:
-    """Return the kernels that read by TMA."""
-    import test_compile as hopper
-
-    cases: dict[str, Callable[[], Source]] = {}
+def by_tma(gpu: Device) -> dict[str, tuple[Any, ...]]:
+    """Return the kernels that read by TMA: how to make each, and the arguments."""
+    cases: dict[str, tuple[Any, ...]] = {}
     for rows, name in ((8, "decode"), (20, "decode_32"), (60, "small"), (4000, "large")):
         M, G = 64 * rows, 64
-        flat_config = flat.default_config(M, G, BF16, gpu)
-        cases[f"flat_{name}"] = lambda c=flat_config: (*hopper.of_flat(c, nk=True), c)  # type: ignore[misc]
-        up = gate_up.choose_config(M, G, 4096, 4096, BF16, gpu)
-        cases[f"gate_up_{name}"] = lambda c=up: (*hopper.of_gate_up(c), c)  # type: ignore[misc]
-        of_wgrad = wgrad.default_config(M, G, 4096, 4096, BF16, gpu)
-        cases[f"wgrad_{name}"] = lambda c=of_wgrad: (*hopper.of_wgrad(c), c)  # type: ignore[misc]
+        cases[f"flat_{name}"] = sources.of_flat, flat.default_config(M, G, BF16, gpu), True
+        cases[f"gate_up_{name}"] = sources.of_gate_up, gate_up.choose_config(M, G, 4096, 4096, BF16, gpu)
+        cases[f"wgrad_{name}"] = sources.of_wgrad, wgrad.default_config(M, G, 4096, 4096, BF16, gpu)
         for mode in fp8.MODES:
             for which, config, _ in fp8.configs_for(mode, M, G, 4096, 4096, gpu):
                 if not config.specialized and which in ("default", "plain"):
                     label = f"fp8_{mode}_{'plain' if which == 'plain' else name}"
-                    cases[label] = lambda c=config, mode=mode: (*hopper.of_fp8(c, mode), c)  # type: ignore[misc]
-        if f"fp8_{fp8.BLOCKWISE}_large" not in cases:
-            cases[f"fp8_{fp8.BLOCKWISE}_large"] = cases[f"fp8_{fp8.BLOCKWISE}_plain"]
-    cases |= {f"fused_{name}": lambda n=name: of_fused(gpu, n) for name in ("none", "operand")}  # type: ignore[misc]
-    for kind, kernel in (("rows", quantize._quantize_rows_kernel), ("blocks", quantize._quantize_blocks_kernel)):
-        cases[f"quantize_{kind}"] = lambda k=kernel: of_quantize(k)  # type: ignore[misc]
-    many = flat.default_config(256 * 500, 256, BF16, gpu)
-    cases["flat_many"] = lambda: (*hopper.of_flat(many, nk=True, G=256), many)
+                    cases[label] = sources.of_fp8, config, mode
+        cases.setdefault(f"fp8_{fp8.BLOCKWISE}_large", cases.get(f"fp8_{fp8.BLOCKWISE}_plain", ()))
+    cases |= {f"fused_{name}": of_fused(gpu, name) for name in ("none", "operand")}
+    kernels = {"rows": quantize._quantize_rows_kernel, "blocks": quantize._quantize_blocks_kernel}
+    cases |= {f"quantize_{kind}": (sources.of_quantize, kernel) for kind, kernel in kernels.items()}
+    cases["flat_many"] = sources.of_flat, flat.default_config(256 * 500, 256, BF16, gpu), True, 256
     return cases
 
 
-def of_fused(gpu: Device, name: str) -> Source:
+def of_fused(gpu: Device, name: str) -> tuple[Any, ...]:
     """Return bias_add_permute's default config of a name, for operands in bf16, or in fp32 for the name "fp32"."""
-    import test_compile_bias_add_permute as hopper
-
     which, _, op = name.partition("_")
     op = op or ("none" if which in ("none", "pointers") else "mul")
-    dtype, text = (torch.float32, "fp32") if which == "fp32" else (BF16, "bf16")
-    config = fitted(fused.CONFIGS[which], lambda smaller: fused.illegal(smaller, dtype, op, gpu))
-    return hopper.inputs_of(config, op, text, even=True)
+    dtype = "fp32" if which == "fp32" else "bf16"
+    config = fitted(fused.CONFIGS[which], lambda c: fused.illegal(c, sources.DTYPES[dtype], op, gpu))
+    return sources.of_fused, config, op, dtype
 
 
-def of_quantize(kernel: Any) -> Source:
-    types = {"x_ptr": "*bf16", "q_ptr": "*fp8e4nv", "scale_ptr": "*fp32"}
-    constants: dict[str, Any] = {"SMALLEST": quantize.SMALLEST_AMAX, "EMULATED": False}
-    if kernel is quantize._quantize_rows_kernel:
-        constants |= {"WHOLE": True, "BLOCK_K": quantize.WHOLE_ROW}
-        return kernel, types, constants, permute.RowConfig(0, 8)
-    constants |= {"BLOCK_M": quantize.TILE_ROWS, "BLOCK_K": quantize.SCALE_BLOCK}
-    return kernel, types, constants, permute.RowConfig(0, 4)
+def of_pointer(gpu: Device) -> sources.Source:
+    config = pointer.default_config(gpu, BF16)
+    constants = {"A_K_UNIT": True, "B_N_UNIT": False, "ALIGN": 8, "PRECISION": "ieee"}
+    types = {"table_ptr": "*i64", "c_ptr": "*bf16"}
+    return pointer._pointer_kernel, types, constants | sources.fields(config, sources.GROUPED), config
 
 
-def anywhere(gpu: Device) -> dict[str, Callable[[], Source]]:
-    """Return the kernels that read by pointers."""
-    import test_compile as hopper
+def of_contiguous(gpu: Device) -> sources.Source:
+    config = contiguous.default_config(gpu, BF16)
+    constants = sources.fields(config, "block_m block_n block_k super_group_m group_size_m")
+    constants |= {"HAS_MAP": True, "EVEN_K": True, "PRECISION": "ieee", "stride_ak": 1, "stride_wk": 1}
+    return contiguous._contiguous_kernel, dict.fromkeys(("a_ptr", "w_ptr", "out_ptr"), "*bf16"), constants, config
 
-    def of_pointer() -> Source:
-        config = pointer.default_config(gpu, BF16)
-        constants = {name.upper(): getattr(config, name) for name in ("block_m", "block_n", "block_k", "group_m")}
-        constants |= {"A_K_UNIT": True, "B_N_UNIT": False, "ALIGN": 8, "PRECISION": "ieee"}
-        return pointer._pointer_kernel, {"table_ptr": "*i64", "c_ptr": "*bf16"}, constants, config
 
-    def of_contiguous() -> Source:
-        config = contiguous.default_config(gpu, BF16)
-        names = ("block_m", "block_n", "block_k", "super_group_m", "group_size_m")
-        constants = {name.upper(): getattr(config, name) for name in names}
-        constants |= {"HAS_MAP": True, "EVEN_K": True, "PRECISION": "ieee", "stride_ak": 1, "stride_wk": 1}
-        types = dict.fromkeys(("a_ptr", "w_ptr", "out_ptr"), "*bf16")
-        return contiguous._contiguous_kernel, types, constants, config
-
-    def of_split_k(M: int, dtype: str = "bf16") -> Source:
-        of = {"bf16": BF16, "fp32": torch.float32}[dtype]
-        config = tiled.default_config(M, 4096, 14336, of, gpu)
-        types = dict.fromkeys(("a_ptr", "b_ptr", "out_ptr"), f"*{dtype}") | {"slots_ptr": "*i32"}
-        constants = tiled.kernel_constants(config, M, 14336, tiled.FIXUP.value, gpu.vendor == "cuda")
-        return tiled._split_k_kernel, types, constants | {"stride_ak": 1, "stride_bk": 1}, config
-
-    def of_route(kernel: str) -> Source:
-        config = permute.RowConfig(0, routing.WARPS)
-        jitted, types, constants = hopper.of_by_row(config, kernel, G=256)
-        return jitted, types, constants | {"CHAINED": gpu.chains}, config
-
-    def of_pointers(rows: int) -> Source:
-        config = flat_pointers.choose_config(rows, BF16, gpu)
-        return (*hopper.of_pointers(config), config)
-
-    def of_wgrad(dtype: str) -> Source:
-        config = wgrad.pointer_config({"bf16": BF16, "fp32": torch.float32}[dtype], gpu)
-        return (*hopper.of_wgrad(config, dtype, tma=False), config)
-
-    def of_outer_k(dtype: str) -> Source:
-        of = {"bf16": BF16, "fp32": torch.float32}[dtype]
-        config = outer_k.default_config(gpu, of)
-        names = ("block_m", "block_n", "block_k")
-        constants = {name.upper(): getattr(config, name) for name in names} | {"EVEN_K": True, "PRECISION": "ieee"}
-        types = dict.fromkeys(("a_ptr", "b_ptr", "out_ptr"), f"*{dtype}")
-        return outer_k._outer_k_kernel, types, constants | {"stride_ak": 1, "stride_bn": 1}, config
-
-    cases: dict[str, Callable[[], Source]] = {"pointer": of_pointer, "contiguous": of_contiguous}
-    cases |= {f"outer_k_{dtype}": lambda d=dtype: of_outer_k(d) for dtype in ("bf16", "fp32")}  # type: ignore[misc]
-    cases |= {f"fused_{name}": lambda n=name: of_fused(gpu, n) for name in ("pointers", "pointers_mul", "fp32")}  # type: ignore[misc]
-    cases |= {f"pointers_{rows}": lambda rows=rows: of_pointers(rows) for rows in (8, 60, 999)}  # type: ignore[misc]
-    cases |= {f"wgrad_pointers_{dtype}": lambda d=dtype: of_wgrad(d) for dtype in ("bf16", "fp32")}  # type: ignore[misc]
-    cases |= {f"split_k_{M}": lambda M=M: of_split_k(M) for M in (16, 64, 128)}  # type: ignore[misc]
-    cases["split_k_fp32"] = lambda: of_split_k(64, "fp32")
-    cases |= {kernel: lambda k=kernel: of_route(k) for kernel in ("count", "scan", "place", "route")}  # type: ignore[misc]
+def by_pointers(gpu: Device) -> dict[str, tuple[Any, ...]]:
+    """Return the kernels that read by pointers, as `by_tma`."""
+    cases: dict[str, tuple[Any, ...]] = {"pointer": (of_pointer, gpu), "contiguous": (of_contiguous, gpu)}
+    for name in ("bf16", "fp32"):
+        of = sources.DTYPES[name]
+        cases[f"outer_k_{name}"] = sources.of_outer_k, name, False, outer_k.default_config(gpu, of)
+        cases[f"wgrad_pointers_{name}"] = sources.of_wgrad, wgrad.pointer_config(of, gpu), name, False
+    cases |= {f"fused_{name}": of_fused(gpu, name) for name in ("pointers", "pointers_mul", "fp32")}
+    for rows in (8, 60, 999):
+        cases[f"pointers_{rows}"] = sources.of_pointers, flat_pointers.choose_config(rows, BF16, gpu)
+    for label, M, dtype in (("16", 16, "bf16"), ("64", 64, "bf16"), ("128", 128, "bf16"), ("fp32", 64, "fp32")):
+        config = tiled.default_config(M, 4096, 14336, sources.DTYPES[dtype], gpu)
+        more = dtype, True, tiled.FIXUP, config, gpu.vendor == "cuda"
+        cases[f"split_k_{label}"] = sources.of_split_k, M, 4096, 14336, *more
+    for kernel in ("count", "scan", "place", "route"):
+        cases[kernel] = sources.of_row, kernel, None, 256, 8, gpu.chains
     return cases
-
-
-def cases_of(arch: str) -> dict[str, Callable[[], Source]]:
-    gpu = replace(KNOWN[arch], name="untuned")
-    return anywhere(gpu) | (grouped(gpu) if gpu.tma else {})
 
 
 def main() -> None:
@@ -157,9 +109,11 @@ def main() -> None:
     rows: dict[str, Any] = {}
     for target in sys.argv[1:]:
         arch, _, name = target.partition(":")
-        cases = cases_of(arch)
+        gpu = replace(KNOWN[arch], name="untuned")
+        cases = by_pointers(gpu) | (by_tma(gpu) if gpu.tma else {})
         for each in [name] if name else cases:
-            kernel, types, constants, config = cases[each]()
+            make, *arguments = cases[each]
+            kernel, types, constants, config = make(*arguments)
             try:
                 shared = built(kernel, types, constants, config, kernel.arg_names, arch).metadata.shared
             except Exception as error:
@@ -168,24 +122,17 @@ def main() -> None:
     print(json.dumps(rows))
 
 
-def target_names(which: dict[str, tuple[str, ...]]) -> list[str]:
-    return [f"{arch}:{name}" for arch, names in which.items() for name in names]
-
-
-def check(rows: dict[str, Any], names: list[str]) -> None:
-    assert list(rows) == names
+def check(rows: dict[str, Any]) -> None:
     limits = {arch: gpu.shared_bytes for arch, gpu in KNOWN.items()}
-    wrong = {
-        name: shared
-        for name, shared in rows.items()
-        if not isinstance(shared, int) or shared > limits[name.split(":")[0]]
-    }
+    wrong = {name: n for name, n in rows.items() if not isinstance(n, int) or n > limits[name.split(":")[0]]}
     assert not wrong
 
 
 def test_the_largest_defaults_fit_their_gpus(compile_for_hopper: Callable[..., Any]) -> None:
-    names = target_names(FEW)
-    check(compile_for_hopper(__file__, *names), names)
+    names = [f"{arch}:{name}" for arch, few in FEW.items() for name in few]
+    rows = compile_for_hopper(__file__, *names)
+    assert list(rows) == names
+    check(rows)
 
 
 @pytest.mark.exhaustive
@@ -193,7 +140,7 @@ def test_the_largest_defaults_fit_their_gpus(compile_for_hopper: Callable[..., A
 def test_every_default_fits_its_gpu(arch: str, compile_for_hopper: Callable[..., Any]) -> None:
     rows = compile_for_hopper(__file__, f"{arch}:")
     assert len(rows) > 10
-    check(rows, list(rows))
+    check(rows)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,10 @@
-"""Test the contiguous kernel beyond the shared cases: blocks, the tutorial's interface, tile order."""
+"""Test the contiguous kernel beyond the shared cases: blocks, the tutorial's interface."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-import triton
-import triton.language as tl
+from grouped import Case, products
 
 from groupbench.kernels.grouped_gemm import contiguous
 from groupbench.kernels.grouped_gemm.contiguous import (
@@ -15,7 +14,6 @@ from groupbench.kernels.grouped_gemm.contiguous import (
     prepare_contiguous,
 )
 from groupbench.kernels.grouped_gemm.reference import grouped_gemm_reference
-from groupbench.kernels.grouped_gemm.tile_order import super_grouped
 
 SMALL = ContiguousConfig(16, 16, 16, super_group_m=3, num_warps=4, num_stages=1, group_size_m=32)
 
@@ -43,10 +41,10 @@ def test_an_expert_index_for_every_row(blocks, k, indices, dtype, device, poison
     [((32, 64, 32), False), ((32, 0, 64), False), ((33, 31), True), ((1,), True), ((0, 0), False)],
     ids=["whole_blocks", "whole_and_empty", "ragged", "one_row", "no_rows"],
 )
-def test_a_map_is_made_only_if_rows_need_one(sizes, mapped, device, make_case, make_inputs, monkeypatch):
+def test_a_map_is_made_only_if_rows_need_one(sizes, mapped, device, monkeypatch):
     seen = []
     monkeypatch.setattr(contiguous, "launch_contiguous", lambda *args: seen.append(args[3]) or launch_contiguous(*args))
-    a, b, offs = make_inputs(make_case("blocks", sizes), torch.float16)
+    a, b, offs = products(Case(sizes))
     prepare_contiguous(a, b.transpose(1, 2), offs, SMALL)()
     assert (seen[-1] is not None) == mapped
 
@@ -78,34 +76,3 @@ def test_refuses(rows, indices, k, message, device):
     w = torch.ones(2, 8, 16, dtype=torch.float16, device=device)
     with pytest.raises(ValueError, match=message):
         grouped_gemm_contiguous(a, w, torch.zeros(indices, dtype=torch.int32, device=device), SMALL)
-
-
-@triton.jit
-def _walk(out_ptr, tiles_m, tiles_n, GROUP_M: tl.constexpr):
-    for tile in range(tiles_m * tiles_n):
-        tile_m, tile_n = super_grouped(tile, tiles_m, tiles_n, GROUP_M)
-        tl.store(out_ptr + tile, tile_m * tiles_n + tile_n)
-
-
-@pytest.mark.parametrize(("tiles_m", "tiles_n", "group_m"), [(1, 1, 1), (6, 4, 2), (7, 3, 4), (3, 5, 8), (9, 2, 9)])
-def test_tile_order_visits_every_tile_once(tiles_m, tiles_n, group_m, device):
-    out = torch.full((tiles_m * tiles_n,), -1, dtype=torch.int32, device=device)
-    _walk[(1,)](out, tiles_m, tiles_n, GROUP_M=group_m)
-    assert sorted(out.tolist()) == list(range(tiles_m * tiles_n))
-
-
-def test_tile_order_matches_its_drawing(device):
-    out = torch.full((9,), -1, dtype=torch.int32, device=device)
-    _walk[(1,)](out, 3, 3, GROUP_M=2)
-    assert [(tile // 3, tile % 3) for tile in out.tolist()] == [
-        *[(0, 0), (1, 0), (0, 1), (1, 1), (0, 2), (1, 2)],
-        *[(2, 0), (2, 1), (2, 2)],
-    ]
-
-
-def test_tile_order_starts_each_column_at_its_first_row(device):
-    """This holds in a short last super-group too, whose first tile, the ninth, is not a multiple of its two rows."""
-    out = torch.full((15,), -1, dtype=torch.int32, device=device)
-    _walk[(1,)](out, 5, 3, GROUP_M=3)
-    last = [(tile // 3, tile % 3) for tile in out.tolist()[9:]]
-    assert last == [(3, 0), (4, 0), (3, 1), (4, 1), (3, 2), (4, 2)]

@@ -98,11 +98,3 @@ def test_the_last_variant_is_right_if_all_others_fail(names: tuple[str, str], fa
     passed_over = [why for choice in chosen for _, why in choice.passed_over]
     assert passed_over.count(reason) >= max(counts) - 1
     assert all(choice.variant not in dict(choice.passed_over) for choice in chosen)
-
-
-@pytest.mark.filterwarnings("ignore:.*does not run:RuntimeWarning")
-def test_the_second_variant_runs_if_only_the_first_fails() -> None:
-    with broken(lambda number, count: number == 0, *FAILURES["shared_memory"]):
-        (choice,), problem = measured("split_k_matmul", "triton_fixup")
-    assert problem is None
-    assert (choice.variant, choice.passed_over[-1][0]) == ("tiled, one adder", "tiled, default config")

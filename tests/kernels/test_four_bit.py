@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 import torch
+from grouped import DEVICE, HOPPER, NO_HOPPER
 from torch import Tensor
 
-from groupbench.kernels import cuda_source
 from groupbench.kernels.device import KNOWN, device_of
 from groupbench.kernels.four_bit import formats, hopper, layer, layout, product
 from groupbench.kernels.four_bit.formats import E2M1, MXFP4, NAN, Weights, parse_format
@@ -17,11 +17,6 @@ from groupbench.kernels.four_bit.quantize import prepare_quantize_w4
 from groupbench.kernels.grouped_gemm import quantize as fp8
 from groupbench.kernels.ops import transformers
 
-HOPPER = torch.cuda.is_available() and device_of(torch.device("cuda")).hopper
-needs_hopper = pytest.mark.skipif(not HOPPER, reason="NOT TESTED: four-bit weights on Hopper. No Hopper GPU")
-WITHOUT_NVRTC = cuda_source.why_not_nvrtc()
-needs_nvrtc = pytest.mark.skipif(WITHOUT_NVRTC is not None, reason=f"NOT TESTED: CUDA C++. {WITHOUT_NVRTC}")
-DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 HALF = torch.bfloat16 if DEVICE.type == "cuda" else torch.float16
 H100 = KNOWN["sm_90"]
 FORMATS = ("mxfp4", "int4(32)", "int4(64,zp)", "int4(128)", "int4(128,zp)", "int4(192)")
@@ -295,26 +290,7 @@ def test_every_default_and_some_candidates_are_legal(mean_rows):
             assert any(hopper.illegal(config, b, False, H100) is None for config in hopper.candidates(mean_rows))
 
 
-@needs_nvrtc
-@pytest.mark.parametrize(
-    ("config", "of_fp8", "text"),
-    [
-        (HopperConfig(32, depth=4, stages=3, per_sm=2), False, "mxfp4"),
-        (HopperConfig(256), False, "int4(32,zp)"),
-        (HopperConfig(128), True, "int4(128)"),
-        (HopperConfig(256), True, "mxfp4"),
-    ],
-    ids=str,
-)
-def test_the_kernel_compiles_without_serialised_products(config, of_fp8, text):
-    b = layout.lay_out(weights_of(text, 1, 64, 512), of_fp8)
-    named = hopper.constants(config, b, int(of_fp8), True, torch.int32)
-    code, log = cuda_source.compile_with_log(hopper.source(config.rows), named, "sm_90a")
-    assert code
-    assert "serialized" not in log
-
-
-@needs_hopper
+@NO_HOPPER
 @pytest.mark.parametrize("recipe", ["a16", "rows", "blocks"])
 @pytest.mark.parametrize("text", FORMATS)
 @pytest.mark.parametrize(

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
-
 import pytest
 import torch
+from grouped import NO_HOPPER
 
-from groupbench.kernels import cuda_source
 from groupbench.kernels.device import KNOWN
 from groupbench.kernels.grouped_gemm import cluster_fp8_wgrad, cluster_tiles, quantize, quantize_cuda
 from groupbench.kernels.grouped_gemm.fp8_wgrad import fp8_wgrad_reference, prepare_fp8_wgrad
@@ -19,10 +16,6 @@ from groupbench.kernels.moe.swiglu import swiglu_backward_reference, swiglu_refe
 
 # Tensor cores keep 13 bits of the products of 128 rows that they add up; the interpreter computes in fp32.
 CLOSE = {"rtol": 1e-3, "atol": 2e-2} if torch.cuda.is_available() else {"rtol": 1e-5, "atol": 1e-4}
-HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
-needs_hopper = pytest.mark.skipif(not HOPPER, reason="NOT TESTED: fp8 gradients in CUDA C++. No Hopper GPU")
-WITHOUT_NVRTC = cuda_source.why_not_nvrtc()
-needs_nvrtc = pytest.mark.skipif(WITHOUT_NVRTC is not None, reason=f"NOT TESTED: CUDA C++. {WITHOUT_NVRTC}")
 SIZES = {"ragged": (130, 0, 1, 65), "one_group": (17,), "whole": (128, 256), "no_rows": (0, 0)}
 
 
@@ -146,17 +139,6 @@ def test_layers_that_fp8_does_not_have(size, text, device):
 # --- in CUDA C++, for Hopper ------------------------------------------------------------------------------------------
 
 
-@needs_nvrtc
-@pytest.mark.parametrize("out_dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
-def test_the_gradient_with_clusters_compiles(out_dtype):
-    config = cluster_fp8_wgrad.DEFAULT
-    assert cluster_fp8_wgrad.illegal(config, KNOWN["sm_90"]) is None
-    named = cluster_fp8_wgrad.named_constants(config, out_dtype, torch.int32)
-    source = cluster_tiles.source("cluster_fp8_wgrad.cu", config.columns)
-    _, log = cuda_source.compile_with_log(source, named, "sm_90a")
-    assert "wgmma" not in log  # ptxas warns if it serialises them
-
-
 @pytest.mark.parametrize(
     ("config", "text"),
     [
@@ -169,22 +151,11 @@ def test_configs_without_room_for_scaled_sums(config, text):
     assert text in str(cluster_fp8_wgrad.illegal(config, KNOWN["sm_90"]))
 
 
-@needs_nvrtc
-@pytest.mark.parametrize("of", quantize_cuda.DTYPES, ids=str)
-def test_quantisation_in_cuda_compiles(of):
-    source = Path(quantize_cuda.__file__).with_name("quantize.cu").read_text()
-    code, log = cuda_source.compile_with_log(source, {"IS_BF16": int(of == torch.bfloat16)}, "sm_90a")
-    assert code.startswith(b"\x7fELF")
-    # A few addresses. Spilled values would pass through L2, since shared memory leaves little of L1.
-    assert max(map(int, re.findall(r"(\d+) bytes spill stores", log))) <= 64, log
-    assert "Hopper" in str(quantize_cuda.unsuitable(torch.zeros(1, 128, dtype=of)))
-
-
 def bits(x):
     return x.clone(memory_format=torch.contiguous_format).view(torch.uint8)
 
 
-@needs_hopper
+@NO_HOPPER
 @pytest.mark.parametrize("of", quantize_cuda.DTYPES, ids=str)
 @pytest.mark.parametrize(
     ("T", "k", "G", "H", "F"), [(1, 1, 1, 128, 128), (300, 2, 7, 256, 640), (70, 4, 200, 384, 128)]
@@ -220,7 +191,7 @@ def test_cuda_and_triton_quantise_to_the_same_bits(T, k, G, H, F, of, device, mo
         assert (got - expected).norm() <= 0.02 * expected.norm()
 
 
-@needs_hopper
+@NO_HOPPER
 def test_a_layer_gives_the_same_bits_twice_and_groups_without_rows_get_no_gradient(device):
     torch.manual_seed(0)
     ids = torch.tensor([[0, 3], [3, 0], [-1, 0]], device=device).repeat(300, 1)  # experts 1 and 2 have no rows

@@ -7,16 +7,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from grouped import NO_HOPPER
 
-from groupbench.kernels import cuda_source
-from groupbench.kernels.device import KNOWN, device_of
 from groupbench.kernels.grouped_gemm import cluster_tiles, mnk_cluster, mnk_helion, mnk_tma
 from groupbench.kernels.grouped_gemm.mnk import multiply_lists_reference, offsets_of
 
-HOPPER = torch.cuda.is_available() and device_of(torch.device("cuda")).hopper
-needs_hopper = pytest.mark.skipif(not HOPPER, reason="NOT TESTED: the kernel with clusters. No Hopper GPU")
-WITHOUT_NVRTC = cuda_source.why_not_nvrtc()
-needs_nvrtc = pytest.mark.skipif(WITHOUT_NVRTC is not None, reason=f"NOT TESTED: CUDA C++. {WITHOUT_NVRTC}")
 RAGGED = ((17, 24, 33), (0, 16, 16), (64, 0, 40), (1, 40, 1), (70, 72, 136))  # M, K, N
 
 
@@ -94,19 +89,7 @@ def test_the_cluster_kernel_loads_what_it_waits_for(config, a_rows, b_rows, monk
         assert box[0] == (step if inner else cluster_tiles.BOX)
 
 
-@needs_nvrtc
-@pytest.mark.parametrize("layout", [(True, False), (False, True)], ids=["rows_nk", "columns_kn"])
-@pytest.mark.parametrize("config", [mnk_cluster.SQUARE, mnk_cluster.SMALL, cluster_tiles.SHORT], ids=str)
-def test_the_cluster_kernel_compiles_without_spills(config, layout):
-    assert cluster_tiles.illegal(config, torch.bfloat16, KNOWN["sm_90"]) is None
-    source = cluster_tiles.source("cluster_mnk.cu", config.columns)
-    named = mnk_cluster.named_constants(config, torch.bfloat16, *layout)
-    cubin, log = cuda_source.compile_with_log(source, named, "sm_90a")
-    assert cubin.startswith(b"\x7fELF")
-    assert " 0 bytes stack frame, 0 bytes spill stores" in log
-
-
-@needs_hopper
+@NO_HOPPER
 @pytest.mark.parametrize(
     ("config", "a_rows", "b_rows"),
     [

@@ -33,9 +33,8 @@ def seeded() -> None:
 
 
 def operands(device: torch.device, nk: bool = False) -> Operands:
-    a = torch.randn(14, 16, device=device, requires_grad=True)
-    b = torch.randn(3, 8, 16, device=device).transpose(1, 2) if nk else torch.randn(3, 16, 8, device=device)
-    return a, b.requires_grad_(), torch.tensor([4, 4, 12], dtype=torch.int32, device=device)
+    a, b, offs = (x.detach().to(device) for x in drawn((4, 0, 8), 2, "nk" if nk else "kn", 8, 16))
+    return a.requires_grad_(), b.requires_grad_(), offs
 
 
 def expected(a: Tensor, b: Tensor, offs: Tensor) -> Tensor:
@@ -171,21 +170,6 @@ def test_any_thread(device: torch.device) -> None:
     assert len(got) == 4
 
 
-@pytest.mark.parametrize("rows", [1, 3, 16, 40, 100])
-def test_a_row_has_the_same_bits_in_any_batch(device: torch.device, rows: int) -> None:
-    if device.type == "cpu":
-        pytest.skip("NOT TESTED: equal bits. NumPy's products depend on the number of rows")
-    _, b, _ = (each.detach() for each in operands(device))
-    planted = torch.randn(16, device=device)
-    bits = []
-    for before, place, after in ((0, 0, 0), (5, rows - 1, 7), (33, rows // 2, 1)):
-        a = torch.randn(before + rows + after, 16, device=device)
-        a[before + place] = planted
-        offs = torch.tensor([before, before + rows, a.size(0)], dtype=torch.int32, device=device)
-        bits.append(ops.grouped_mm(a, b, offs)[before + place])
-    assert all(torch.equal(each, bits[0]) for each in bits)
-
-
 def test_a_bound_launch_holds_no_operands(device: torch.device) -> None:
     import gc
     import weakref
@@ -197,6 +181,96 @@ def test_a_bound_launch_holds_no_operands(device: torch.device) -> None:
     del a, b
     gc.collect()
     assert held() is None
+
+
+# --- gradients -------------------------------------------------------------------------------------------------------
+
+
+def drawn(sizes: tuple[int, ...], tail: int, layout: str, n: int = 4, k: int = 3):
+    """Return a, b (leaves that require gradients) and offs."""
+    torch.manual_seed(0)
+    a = torch.randn(sum(sizes) + tail, k).requires_grad_()
+    if layout == "nk":
+        b = torch.randn(len(sizes), n, k).transpose(1, 2).requires_grad_()
+    else:
+        b = torch.randn(len(sizes), k, n).requires_grad_()
+    return a, b, torch.tensor(sizes).cumsum(0).to(torch.int32)
+
+
+@pytest.mark.parametrize("only", ["a", "b"])
+def test_a_gradient_that_is_not_needed_is_not_computed(only, device, monkeypatch):
+    a, b, offs = (x.detach().to(device) for x in drawn((2, 0, 3), 1, "kn"))
+    (a if only == "a" else b).requires_grad_()
+    out = ops.grouped_mm(a, b, offs)
+
+    saved = [saved is not None for saved in out.grad_fn.saved_tensors]
+    assert saved == [only == "b", only == "a", True]
+
+    def refuse(*args: Any, **kwargs: Any) -> Any:
+        raise AssertionError("computed")
+
+    monkeypatch.setattr(choose.Launches, "gradient_of_b" if only == "a" else "gradient_of_a", refuse)
+    out.sum().backward()
+    assert (a.grad is None) == (only == "b")
+    assert (b.grad is None) == (only == "a")
+
+
+@pytest.mark.parametrize("dtype_", [torch.float16, torch.float32], ids=["fp16", "fp32"])
+@pytest.mark.parametrize("layout", ["kn", "nk", "shared"])
+@pytest.mark.parametrize(
+    ("sizes", "tail", "n", "k"),
+    [((33, 0, 1, 40), 0, 48, 64), ((21, 0, 40), 6, 48, 64), ((5, 30), 2, 45, 33)],
+    ids=["ragged", "rows_past_the_groups", "odd_n_and_k"],
+)
+def test_kernels_match_the_gradients_of_torch(sizes, tail, n, k, layout, dtype_, device, poisoned, check):
+    a, b, offs = drawn(sizes, tail, layout, n, k)
+    a, b, offs = a.detach().to(device), b.detach().to(device), offs.to(device)
+    b = b[:1] if layout == "shared" else b
+    rows = sum(sizes)
+    a[rows:] = float("nan")
+    a, b = a.to(dtype_), b.to(dtype_)
+    dc = torch.randn(rows + tail, n).to(device, dtype_)
+    dc[rows:] = float("nan")
+
+    def gradients(a: Tensor, b: Tensor, dc: Tensor, product: Any) -> tuple[Tensor, ...]:
+        a, b = a.detach().requires_grad_(), b.detach().requires_grad_()
+        each = b.expand(len(sizes), -1, -1) if layout == "shared" else b
+        with poisoned():
+            out = product(a, each, offs)
+            da, db = torch.autograd.grad(out, (a, b), dc)
+        assert (out[rows:] == 0).all()
+        assert (da[rows:] == 0).all()
+        if layout != "shared" and product is ops.grouped_mm:
+            assert db.stride() == b.stride()
+        return out, da, db
+
+    by_torch = gradients(a.double(), b.double(), dc.double(), expected)
+    for got, wanted in zip(gradients(a, b, dc, ops.grouped_mm), by_torch, strict=True):
+        check(got, wanted, dtype_)
+
+
+def test_the_gradient_of_a_sum(device, check):
+    """The gradient is one expanded number: TMA cannot read its strides."""
+    a, b, offs = drawn((20, 12), 0, "kn", 16, 16)
+    a, b, offs = a.detach().to(device).requires_grad_(), b.detach().to(device).requires_grad_(), offs.to(device)
+    ops.grouped_mm(a, b, offs).sum().backward()
+    check(a.grad, torch.cat([b[0].sum(1).expand(20, -1), b[1].sum(1).expand(12, -1)]).detach(), torch.float32)
+    sums = torch.stack([part.sum(0) for part in a.detach().split([20, 12])])
+    check(b.grad, sums[:, :, None].expand(-1, -1, 16), torch.float32)
+
+
+@pytest.mark.skipif(
+    torch.cuda.is_available(), reason="the interpreter's operations look at offsets too, in another way"
+)
+def test_offsets_are_not_read_on_the_host(monkeypatch):
+    a, b, offs = drawn((20, 12), 0, "kn", 16, 16)
+
+    def refuse(self: Tensor) -> Any:
+        raise AssertionError("read on the host")
+
+    monkeypatch.setattr(torch.Tensor, "tolist", refuse)
+    ops.grouped_mm(a, b, offs).sum().backward()
+    assert a.grad is not None
 
 
 # --- the layer and its parts ------------------------------------------------------------------------------------------

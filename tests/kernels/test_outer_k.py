@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from grouped import matrix
 
 from groupbench.kernels import outer_k
 from groupbench.kernels.outer_k import OuterKConfig, matmul_reference, prepare_outer_k
@@ -22,35 +23,21 @@ SIZES = {
 LAYOUTS = (("rows", "rows"), ("rows", "columns"), ("columns", "strided"), ("strided", "rows"))  # of a and b
 
 
-def operand(rows: int, columns: int, layout: str, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Return a random matrix [rows, columns] with NaN in the storage between its elements."""
-    if layout == "columns":
-        return torch.randn(columns, rows).to(device, dtype).t()
-    wide = torch.full((rows, 2 * columns), float("nan"), device=device, dtype=dtype)
-    wide[:, ::2] = torch.randn(rows, columns).to(device, dtype)
-    return wide[:, ::2] if layout == "strided" else wide[:, ::2].contiguous()
-
-
 @pytest.mark.parametrize("layouts", LAYOUTS, ids="-".join)
 @pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
-def test_matches_the_reference(sizes, layouts, dtype, device, poisoned, check):
+def test_matches_the_reference(sizes, layouts, dtype, check_run):
     torch.manual_seed(0)
     M, N, K = sizes
-    a, b = operand(M, K, layouts[0], dtype, device), operand(K, N, layouts[1], dtype, device)
+    a, b = matrix(M, K, layouts[0], dtype), matrix(K, N, layouts[1], dtype)
     run = prepare_outer_k(a, b)
-    with poisoned():
-        out = run()
-    check(out, matmul_reference(a, b), dtype)
+    out = check_run(run, matmul_reference(a, b), dtype)
     assert torch.equal(out, run())
 
 
 @pytest.mark.parametrize("config", outer_k.CONFIGS.values(), ids=outer_k.CONFIGS)
-def test_configs_of_the_gpu_are_right_too(config, device, poisoned, check):
+def test_configs_of_the_gpu_are_right_too(config, device, check_run):
     a, b = torch.randn(130, 70).to(device), torch.randn(70, 140).to(device)
-    run = prepare_outer_k(a, b, config)
-    with poisoned():
-        out = run()
-    check(out, matmul_reference(a, b), torch.float32)
+    check_run(prepare_outer_k(a, b, config), matmul_reference(a, b), torch.float32)
 
 
 def test_a_nan_stays_in_its_row(device):

@@ -6,8 +6,6 @@ import gc
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from groupbench.kernels.grouped_gemm.pointer import PointerConfig, prepare_pointer, prepare_pointer_packed
 from groupbench.kernels.grouped_gemm.reference import reference_list
@@ -83,20 +81,6 @@ def test_aligned_operands(layout, device, poisoned, check):
             [b.t().contiguous().t() for b in group_b],
         )
     check_groups(group_a, group_b, torch.float16, poisoned, check)
-
-
-dimension = st.integers(0, 40)
-
-
-@settings(max_examples=15, deadline=None, derandomize=True)
-@given(sizes=st.lists(st.tuples(dimension, dimension, dimension), min_size=1, max_size=6))
-def test_random_sizes(sizes, device, check):
-    torch.manual_seed(0)
-    group_a = [torch.randn(m, k).to(device, torch.float16) for m, _, k in sizes]
-    group_b = [torch.randn(k, n).to(device, torch.float16) for _, n, k in sizes]
-    outs = prepare_pointer(group_a, group_b, SMALL)()
-    for out, expected in zip(outs, reference_list(group_a, group_b), strict=True):
-        check(out, expected, torch.float16)
 
 
 def test_outputs_share_one_buffer(device):

@@ -149,9 +149,7 @@ values = st.floats(-(2.0**100), 2.0**100, width=32) | st.sampled_from([0.0, -0.0
 tables = st.lists(st.lists(values, min_size=1, max_size=20), min_size=1, max_size=4)
 
 
-@given(
-    rows=st.lists(st.lists(values, min_size=1, max_size=20), min_size=1, max_size=4), recipe=st.sampled_from(KERNELS)
-)
+@given(rows=tables, recipe=st.sampled_from(KERNELS))
 def test_error_bound(rows, recipe, device):
     """The error is at most 2^-4 of the value or 2^-10 of the scale, and the codes are torch's."""
     width = max(map(len, rows))

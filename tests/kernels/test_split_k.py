@@ -7,6 +7,7 @@ from unittest import mock
 
 import pytest
 import torch
+from grouped import matrix
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -60,21 +61,10 @@ PRODUCTS = (
 )
 
 
-def operand(rows: int, columns: int, how: str, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Return a random matrix [rows, columns] with NaN in the storage between its elements."""
-    if how == "columns":
-        return torch.randn(columns, rows).to(device, dtype).t()
-    if how == "strided":
-        wide = torch.full((rows, 2 * columns), float("nan"), device=device, dtype=dtype)
-        wide[:, ::2] = torch.randn(rows, columns).to(device, dtype)
-        return wide[:, ::2]
-    return torch.randn(rows, columns).to(device, dtype)
-
-
 def operands(product: Product, dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     torch.manual_seed(0)
-    a = operand(product.M, product.K, product.a, dtype, device)
-    return a, operand(product.K, product.N, product.b, dtype, device)
+    a = matrix(product.M, product.K, product.a, dtype)
+    return a, matrix(product.K, product.N, product.b, dtype)
 
 
 @pytest.fixture(params=PREPARE.values(), ids=PREPARE)
@@ -84,12 +74,9 @@ def prepare(request):
 
 @pytest.mark.pairwise
 @pytest.mark.parametrize("product", PRODUCTS, ids=[product.name for product in PRODUCTS])
-def test_matches_the_reference(prepare, product, dtype, device, poisoned, check):
+def test_matches_the_reference(prepare, product, dtype, device, check_run):
     a, b = operands(product, dtype, device)
-    run = prepare(a, b, product.config)
-    with poisoned():
-        out = run()
-    check(out, split_k_reference(a, b, 3), dtype)
+    check_run(prepare(a, b, product.config), split_k_reference(a, b, 3), dtype)
 
 
 @pytest.mark.parametrize("name", ["seed", "splits_in_chunks", "streamed", "several_tiles"])
@@ -241,26 +228,14 @@ def test_the_rule_gives_legal_configs_that_fill_the_gpu(M, N, K, dtype):
 
 HELION = (
     Product("seed", 16, 16, 4096),
-    Product("one_element", 1, 1, 1),
-    Product("one_row", 1, 45, 300),
-    Product("one_column", 5, 1, 70),
     Product("primes_by_rows", 7, 13, 101, b="rows"),
     Product("several_tiles", 70, 100, 203),
 )
+"""The next test has that no dimension of one element reaches Helion."""
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU the barrier runs with all its programs")
-@pytest.mark.parametrize(
-    "product",
-    [
-        pytest.param(
-            product,
-            id=product.name,
-            marks=() if product.name in ("seed", "primes_by_rows", "several_tiles") else pytest.mark.exhaustive,
-        )
-        for product in HELION  # a test has that no dimension of one element reaches Helion
-    ],
-)
+@pytest.mark.parametrize("product", HELION, ids=[product.name for product in HELION])
 def test_helions_stages_with_one_worker(product, device, poisoned, check):
     """A grid of one program passes its barrier in the interpreter too, so both stages can be checked here."""
     import helion
@@ -294,12 +269,10 @@ def test_helions_barrier_is_refused_without_a_gpu(device):
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="NOT TESTED: Helion's barrier and CUDA graphs. No GPU")
 @pytest.mark.parametrize("product", PRODUCTS[:14], ids=[product.name for product in PRODUCTS[:14]])
-def test_helions_barrier(product, dtype, device, poisoned, check):
+def test_helions_barrier(product, dtype, device, check_run):
     a, b = operands(product, dtype, device)
     run = helion_barrier.prepare_barrier(a, b)
-    with poisoned():
-        out = run()
-    check(out, split_k_reference(a, b), dtype)
+    out = check_run(run, split_k_reference(a, b), dtype)
     assert torch.equal(out, run())
 
 
@@ -324,13 +297,7 @@ def test_callables_on_two_streams_share_no_slots(rows, device):
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="NOT TESTED: Helion's barrier and CUDA graphs. No GPU")
 @pytest.mark.parametrize("way", ["fixup", "two_launches"])
-def test_replays_of_a_graph_agree_to_the_bit(way, device):
-    a, b = operands(Product("", 16, 16, 131072), torch.float32, device)
-    run = PREPARE[way](a, b)
+def test_replays_of_a_graph_agree_to_the_bit(way, device, replays):
+    run = PREPARE[way](*operands(Product("", 16, 16, 131072), torch.float32, device))
     expected = run()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        out = run()
-    for _ in range(50):
-        graph.replay()
-        assert torch.equal(out, expected)
+    assert all(torch.equal(out, expected) for out in replays(run, lambda turn: None, 50))

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass, replace
 from unittest import mock
 
 import pytest
 import torch
+from grouped import NO_HOPPER
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,10 +16,6 @@ from groupbench.kernels.split_k.problem import split_k_reference
 from groupbench.kernels.split_k.stream import StreamConfig
 
 SMS = 132
-GPU = pytest.mark.skipif(
-    not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] != 9,
-    reason="NOT TESTED: Gluon kernels have no interpreter. No Hopper GPU",
-)
 ROWS, SIZES = st.integers(1, 16), st.integers(1, 1 << 17)
 
 
@@ -100,7 +96,7 @@ def operands(product: StreamProduct, dtype: torch.dtype) -> tuple[torch.Tensor, 
     return a, b
 
 
-@GPU
+@NO_HOPPER
 @pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("product", PRODUCTS, ids=[product.name for product in PRODUCTS])
 def test_matches_the_reference_and_itself_to_the_bit(product, kind, poisoned, check):
@@ -117,20 +113,14 @@ def test_matches_the_reference_and_itself_to_the_bit(product, kind, poisoned, ch
     assert (made[0] == slots.EMPTY.value).all(), "a slot is not empty for the next call"
 
 
-@GPU
-def test_replays_of_a_graph_agree_to_the_bit():
-    a, b = operands(StreamProduct("", 16, 16, 131072), torch.bfloat16)
-    run = stream.prepare_stream(a, b)
+@NO_HOPPER
+def test_replays_of_a_graph_agree_to_the_bit(replays):
+    run = stream.prepare_stream(*operands(StreamProduct("", 16, 16, 131072), torch.bfloat16))
     expected = run()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        out = run()
-    for _ in range(50):
-        graph.replay()
-        assert torch.equal(out, expected)
+    assert all(torch.equal(out, expected) for out in replays(run, lambda turn: None, 50))
 
 
-@GPU
+@NO_HOPPER
 def test_a_nan_stays_in_its_row():
     a, b = operands(StreamProduct("", 14, 16, 4096), torch.bfloat16)
     a[11, 999] = float("nan")
@@ -139,7 +129,7 @@ def test_a_nan_stays_in_its_row():
     assert bad.sum() == b.size(1)
 
 
-@GPU
+@NO_HOPPER
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -157,11 +147,3 @@ def test_operands_it_cannot_take_go_to_the_other_kernel(change, message, check):
     assert message in stream.unsuitable(a, b)
     with mock.patch.object(stream, "prepare_stream", side_effect=AssertionError):
         check(tiled.prepare_fixup(a, b)(), split_k_reference(a, b), a.dtype)
-
-
-def test_another_triton_without_this_gluon_takes_the_other_kernel(monkeypatch, device, check):
-    monkeypatch.delattr("groupbench.kernels.split_k.stream", raising=False)
-    monkeypatch.delitem(sys.modules, "groupbench.kernels.split_k.stream", raising=False)
-    monkeypatch.setitem(sys.modules, "triton.experimental.gluon", None)
-    a, b = (x.to(device) for x in (torch.randn(3, 64, dtype=torch.float16), torch.randn(64, 5, dtype=torch.float16)))
-    check(tiled.prepare_fixup(a, b)(), split_k_reference(a, b), a.dtype)

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 import triton
+from grouped import Case, products
 
 from groupbench.kernels.device import INTERPRETER, KNOWN
 from groupbench.kernels.grouped_gemm import flat, tuned, wgrad
@@ -139,8 +140,8 @@ def test_returns_none_if_no_candidate_runs(searching):
     assert not searching.folder.exists()
 
 
-def test_searches_only_on_request_and_for_new_problems(write, monkeypatch, make_case, make_inputs, check):
-    a, b, offs = make_inputs(make_case("two", (21, 40)), torch.float16)
+def test_searches_only_on_request_and_for_new_problems(write, monkeypatch, check):
+    a, b, offs = products(Case((21, 40)))
     monkeypatch.setattr(flat, "device_of", lambda device: replace(INTERPRETER, name="NVIDIA H100"))
     searched = []
 

@@ -141,22 +141,3 @@ def test_off_raises_what_a_variant_raises(way: Ways, monkeypatch: pytest.MonkeyP
     with pytest.raises(ImportError):
         first_that_runs("k", [way("best", at_prepare=ImportError("no")), way("plain")])
     assert first_that_runs("k", [way("best", unsuitable="too large"), way("plain")])() == "plain"
-
-
-def test_a_kernel_falls_back_if_tma_cannot_be_launched(make_case, make_inputs, check, monkeypatch) -> None:
-    from groupbench.kernels.grouped_gemm import flat
-    from groupbench.kernels.grouped_gemm.reference import grouped_gemm_reference
-
-    a, b, offs = make_inputs(make_case("two", (21, 40)), torch.float16)
-
-    class Broken:
-        arg_names = ()
-
-        def __getitem__(self, grid: object) -> object:
-            raise RuntimeError("out of resource: shared memory, Required: 147456, Hardware limit: 101376")
-
-    monkeypatch.setattr(flat, "_flat_kernel", Broken())
-    with choices() as made, pytest.warns(RuntimeWarning, match="Hardware limit: 101376"):
-        check(flat.prepare_flat(a, b, offs)(), grouped_gemm_reference(a, b, offs), torch.float16)
-    assert [(choice.kernel, choice.variant) for choice in made] == [("flat", "pointers")]
-    assert "147456" in made[0].passed_over[0][1]

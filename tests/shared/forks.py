@@ -1,13 +1,16 @@
-"""Make a fork of this process run a command as a new process would."""
+"""Make a fork of this process run a command as a new process would, and start servers that fork themselves."""
 
 from __future__ import annotations
 
 import atexit
 import contextlib
+import fcntl
 import os
+import subprocess
 import sys
+import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -41,3 +44,24 @@ def become(argv: Sequence[str], streams: Sequence[Path]) -> None:
         os.close(descriptor)
     sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w"), open(2, "w")  # noqa: SIM115
     sys.argv = list(argv)
+
+
+def start_server(folder: Path, socket: str, command: Sequence[str], environment: Mapping[str, str]) -> None:
+    """Start a server that all test processes share, unless it is running. It listens at FOLDER/SOCKET.
+
+    Args:
+        command: Its program and options; the folder is its last argument.
+    """
+    folder.mkdir(mode=0o700, exist_ok=True)
+    with (folder / f"{socket}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if (folder / socket).exists():
+            return
+        out = folder / f"{socket}.log"
+        with out.open("w") as log:
+            begun = [sys.executable, *command, str(folder)]
+            to_log = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}
+            server = subprocess.Popen(begun, **to_log, env=environment, start_new_session=True)
+        while not (folder / socket).exists():
+            assert server.poll() is None, out.read_text()
+            time.sleep(0.05)

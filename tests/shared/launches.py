@@ -6,7 +6,6 @@ function by a kernel, a quarter of its time, and does not restore what only that
 It also builds its table of dtypes at each look-up, of which every operation of a kernel makes one. It computes
 whether integers overflow with ten operations of the language, which nothing reads, and makes a shape for each tensor.
 The calls of the language pass through two more functions each, and most casts and look-ups of constants change nothing.
-A constant operand becomes a tensor twice each time.
 """
 
 from __future__ import annotations
@@ -21,9 +20,6 @@ from typing import Any
 from triton.runtime import interpreter
 
 REPLACED = ("_patch_lang", "_LangPatchScope", "GridExecutor", "tl", "_get_np_dtype")  # as in Triton 3.6 to 3.9
-
-SMALL, MOST = 4096, 20_000
-"""Elements of a constant operand that is remembered, and number of these, at most."""
 
 
 def patch_once() -> None:
@@ -66,9 +62,7 @@ def patch_once() -> None:
     interpreter._get_np_dtype = np_dtype
     skip_unread_checks()
     if share_shapes():
-        skip_comparisons()
         shorten_calls()
-        remember_constants()
     remember_builtins()
 
 
@@ -123,31 +117,6 @@ def share_shapes() -> bool:
     return True
 
 
-def skip_comparisons() -> None:
-    """Do not compare operands of one shape size by size, nor make a block's type again for the interpreter."""
-    core, builder = interpreter.tl.core, getattr(interpreter, "InterpreterBuilder", None)
-    semantic = getattr(interpreter, "TritonSemantic", None)
-    if builder is None or not hasattr(semantic, "broadcast_impl_value"):
-        return
-    broadcast, to_ir, equal = semantic.broadcast_impl_value, core.block_type.to_ir, core.dtype.__eq__
-
-    @functools.wraps(broadcast)
-    def broadcast_unless_equal(self: Any, lhs: Any, rhs: Any) -> Any:
-        return (lhs, rhs) if lhs.shape is rhs.shape else broadcast(self, lhs, rhs)  # `share_shapes` makes it one object
-
-    @functools.wraps(to_ir)
-    def block_for(self: Any, of: Any) -> Any:
-        return self if isinstance(of, builder) and not self.element_ty.is_const() else to_ir(self, of)
-
-    @functools.wraps(equal)
-    def same(self: Any, other: Any) -> bool:
-        return self is other or equal(self, other)
-
-    semantic.broadcast_impl_value = broadcast_unless_equal
-    core.block_type.to_ir = block_for
-    core.dtype.__eq__ = same
-
-
 def shorten_calls() -> None:
     """Return at once where most calls change nothing, and remember the type of an operation's result by its operands'.
 
@@ -181,49 +150,6 @@ def shorten_calls() -> None:
     semantic.cast, semantic.computation_type_impl = cast_unless_same, type_of_result
     if hasattr(interpreter.TensorHandle, "__post_init__"):
         interpreter.TensorHandle.__post_init__ = lambda self: None
-
-
-def remember_constants() -> None:
-    """Convert operands of an operation only if they differ, and make a constant operand once for all tensors like it.
-
-    Nothing writes to the data of a tensor of the language. Those of a remembered one are read-only, to be sure.
-    """
-    core, semantic = interpreter.tl.core, getattr(interpreter, "TritonSemantic", None)
-    check = getattr(semantic, "binary_op_type_checking_impl", None)
-    flags = ["allow_lhs_ptr", "allow_rhs_ptr", "arithmetic_check", "div_or_mod"]
-    if check is None or list(inspect.signature(check).parameters)[3:] != flags:
-        return
-    constants: dict[tuple[Any, ...], Any] = {}
-    offsets = core.int32, core.int64
-
-    @functools.wraps(check)
-    def checked(
-        self: Any,
-        lhs: Any,
-        rhs: Any,
-        allow_lhs_ptr: bool = False,
-        allow_rhs_ptr: bool = False,
-        arithmetic_check: bool = True,
-        div_or_mod: bool = False,
-    ) -> Any:
-        if type(lhs) is core.tensor and arithmetic_check and not div_or_mod:
-            of, kind = lhs.dtype, type(rhs)
-            if kind is core.tensor:
-                is_offset = type(of) is core.pointer_type and allow_lhs_ptr and rhs.dtype in offsets
-                if is_offset or (type(of) is core.dtype and of.name == rhs.dtype.name):
-                    return self.broadcast_impl_value(lhs, rhs)
-            elif kind in (int, float) and type(of) is core.dtype:
-                key = of.name, id(lhs.shape), kind, rhs  # `share_shapes` keeps the shapes
-                if key not in constants:
-                    cast, constant = check(self, lhs, rhs)
-                    if constant.handle.data.size > SMALL or len(constants) > MOST:
-                        return cast, constant
-                    constant.handle.data.flags.writeable = False
-                    constants[key] = constant
-                return self.cast(lhs, constants[key].dtype), constants[key]
-        return check(self, lhs, rhs, allow_lhs_ptr, allow_rhs_ptr, arithmetic_check, div_or_mod)
-
-    semantic.binary_op_type_checking_impl = checked
 
 
 def remember_builtins() -> None:
