@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cases import rarely
 from click.testing import Result
-from nights import commit
+from nights import Cli, commit
 from planned_ab import FakeBench
 from repositories import git
 
-Cli = Callable[..., Result]
 BACKENDS = ("triton", "helion", "cutlass", "cuda", "cute", "gluon")
 NOISES = (0.001, 0.003, 0.01)
 QUIET, NIGHTS = 12, 14
@@ -110,51 +110,35 @@ def nights(cli: Cli, write: Any, make: Any, bench: FakeBench, tmp_path: Path) ->
     return Nights(cli, write, make, bench, tmp_path)
 
 
-def drawn(seed: int, number: int) -> tuple[list[str], float]:
-    """Return backends in random order, and a size."""
+def drawn(seed: int, number: int, causes: int) -> dict[str, float]:
+    """Return backends in random order, with their slowdowns: one for all, or two backends with one each."""
     rng = random.Random(seed)
-    return rng.sample(BACKENDS, len(BACKENDS))[: min(number, rng.randint(1, 4))], rng.choice((0.05, 0.12, 0.4))
-
-
-MORE = pytest.mark.exhaustive
-ONE = [
-    pytest.param(10, 0.003, 1),
-    *(pytest.param(number, noise, 12, marks=MORE) for number in (1, 10) for noise in NOISES),
-    *(pytest.param(100, noise, 2, marks=MORE) for noise in NOISES),
-    pytest.param(2000, 0.003, 1, marks=MORE),
-]
-
-
-@pytest.mark.parametrize(("number", "noise", "seeds"), ONE)
-def test_one_cause_is_one_incident_of_its_author_after_few_comparisons(
-    nights: Nights, number: int, noise: float, seeds: int
-) -> None:
-    one, owners, comparisons = 0, set(), []
-    for seed in range(seeds):
-        backends, size = drawn(seed, number)
-        seen = replay(nights, seed, number, noise, dict.fromkeys(backends, size))
-        one += len(seen.parts) == 1
-        owners |= seen.owners
-        comparisons.append(seen.comparisons)
-    print(f"REPLAY one: {number} series, noise {noise}: {one} of {seeds}, A/Bs {comparisons}, owners {owners}")
-    assert one >= 0.98 * seeds
-    assert owners <= {f"author-{QUIET}"}
-    assert max(comparisons) <= MOST_AB or noise >= MISSED
+    if causes == 2:
+        return dict(zip(rng.sample(BACKENDS, 2), (0.12, 0.4), strict=True))
+    slow = rng.sample(BACKENDS, len(BACKENDS))[: min(number, rng.randint(1, 4))]
+    return dict.fromkeys(slow, rng.choice((0.05, 0.12, 0.4)))
 
 
 @pytest.mark.parametrize(
-    ("number", "noise", "seeds"),
-    [pytest.param(10, 0.003, 1), *(pytest.param(n, noise, 10, marks=MORE) for n in (2, 20) for noise in NOISES)],
+    ("causes", "number", "noise", "seeds"),
+    [
+        *((causes, 10, 0.003, 1) for causes in (1, 2)),
+        *rarely(*((1, number, noise, 12) for number in (1, 10) for noise in NOISES)),
+        *rarely(*((1, 100, noise, 2) for noise in NOISES), (1, 2000, 0.003, 1)),
+        *rarely(*((2, number, noise, 10) for number in (2, 20) for noise in NOISES)),
+    ],
 )
-def test_two_causes_of_one_night_are_two_incidents(nights: Nights, number: int, noise: float, seeds: int) -> None:
+def test_a_cause_is_one_incident_of_its_author_after_few_comparisons(
+    nights: Nights, causes: int, number: int, noise: float, seeds: int
+) -> None:
     parted, owners, comparisons = 0, set(), []
     for seed in range(seeds):
-        first, second = random.Random(seed).sample(BACKENDS, 2)
-        seen = replay(nights, seed, number, noise, {first: 0.12, second: 0.4})
-        parted += seen.parts == sorted([[first], [second]])
+        slow = drawn(seed, number, causes)
+        seen = replay(nights, seed, number, noise, slow)
+        parted += len(seen.parts) == 1 if causes == 1 else seen.parts == sorted([name] for name in slow)
         owners |= seen.owners
         comparisons.append(seen.comparisons)
-    print(f"REPLAY two: {number} series, noise {noise}: {parted} of {seeds}, A/Bs {comparisons}, owners {owners}")
-    assert parted >= 0.9 * seeds
+    print(f"REPLAY {causes}: {number} series, noise {noise}: {parted} of {seeds}, A/Bs {comparisons}, owners {owners}")
+    assert parted >= (0.98 if causes == 1 else 0.9) * seeds
     assert owners <= {f"author-{QUIET}"}
-    assert max(comparisons) <= 2 * MOST_AB or noise >= MISSED
+    assert max(comparisons) <= causes * MOST_AB or noise >= MISSED
