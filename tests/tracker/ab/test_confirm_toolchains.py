@@ -157,8 +157,7 @@ class TestOneToolchainIsNoEvidenceForAnother:
 
         assert [pinned(run) for run in runs] == [["suspect"], ["suspect"]]
         bench.plan("same", 0.0)
-        assert cli("confirm", runs[0]).exit_code == 0
-        assert [pinned(run) for run in runs] == [[], ["suspect"]]
+        assert cli("confirm", runs[0]).exit_code == 0 and [pinned(run) for run in runs] == [[], ["suspect"]]
 
     def test_a_row_that_does_not_say_which_is_evidence_for_neither(
         self, cli: Cli, bench: FakeBench, runs: tuple[str, str], db: Any
@@ -166,8 +165,7 @@ class TestOneToolchainIsNoEvidenceForAnother:
         _compared_before(db)
         assert [self.verdict(cli, run) for run in runs] == ["unconfirmed", "unconfirmed"]
         bench.plan("same", 0.0)
-        assert cli("confirm", runs[1]).exit_code == 0
-        assert self.verdict(cli, runs[1]) == "ok"
+        assert cli("confirm", runs[1]).exit_code == 0 and self.verdict(cli, runs[1]) == "ok"
 
 
 def _compared_before(db: Any) -> None:
@@ -197,8 +195,7 @@ def test_what_measured_is_stored(cli: Cli, stored: Stored, make: Any, bench: Fak
     with open_store(db, create=False) as store, store.read() as session:
         (compared,) = comparisons.of_series(session, [1])[1]
     head = {"torch": "2.13.0", "triton": "3.7.1", "helion": "1.5.1", "cuda": "13.0", "python": "3.11"}
-    assert compared.software == (head | {"triton": "3.7.0"}, head)
-    assert compared.toolchain == ""
+    assert compared.software == (head | {"triton": "3.7.0"}, head) and compared.toolchain == ""
     assert cli("gate").exit_code == 0
 
 

@@ -6,21 +6,18 @@ The commit has modules of its own in place of Python's, too, which note the proc
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
+import re
 import subprocess
 import sys
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 from busy import BUSY
 from cases import rarely
 from repositories import git
-
-from groupbench.tracker.ab.bench import AbCell, AbSide, Bench
 
 pytestmark = pytest.mark.usefixtures("warm_imports")
 
@@ -173,27 +170,7 @@ def compare(poisoned: Poisoned, name: str) -> None:
     comment = poisoned.folder / "artifacts" / "comment.md"
     output = done.stdout + done.stderr + (comment.read_text() if comment.exists() else "")
     if BUSY not in output:
-        assert (done.returncode, "wrong" in output) == (1, True), output
-
-
-def mcp(poisoned: Poisoned) -> None:
-    from groupbench.tracker.cli.mcp import measuring_tools
-
-    tool: Any = measuring_tools(None, "cpu")[0]
-    compared = tool(str(poisoned.plugin), against="torch_loop", shapes=[SHAPE], dtypes=["fp32"])
-    assert [one["right"] for one in compared["evaluations"]] == [False]
-
-
-def confirm(poisoned: Poisoned) -> None:
-    """The command opens a bench on two checkouts, as here."""
-    head, base = poisoned.folder, poisoned.folder.parent / "base"
-    git(head, "worktree", "add", "-q", str(base), "main")
-    cell = AbCell("grouped_gemm", "mine", SHAPE, "fp32", device="cpu", plugins=("poisonable.MINE",))
-    with contextlib.chdir(head), Bench(AbSide("good", base), AbSide("poison", head)) as bench:
-        result = bench.compare(cell)
-    if BUSY not in (result.message or ""):
-        assert result.head_accuracy is not None and result.head_accuracy.status == "wrong", result.message
-        assert result.base_accuracy is not None and result.base_accuracy.status == "ok", result.message
+        assert done.returncode == 1 and re.search("wrong|rms error 1", output), output
 
 
 def night(poisoned: Poisoned) -> None:
@@ -227,10 +204,10 @@ def test_a_plugin_is_not_imported_by_the_fork_server(command: str, poisoned: Poi
     assert not poisoned.reached.exists()
 
 
-WAYS = {name: partial(compare, name=name) for name in COMPARED} | {"mcp": mcp, "confirm": confirm, "night": night}
+WAYS = {name: partial(compare, name=name) for name in COMPARED} | {"night": night}
 
 
-@pytest.mark.parametrize("name", ["evaluate", "night", *rarely("ab", "bisect", "pull-request", "mcp", "confirm")])
+@pytest.mark.parametrize("name", ["evaluate", "night", *rarely("ab", "bisect", "pull-request")])
 def test_a_poisoned_head_reaches_nothing(name: str, poisoned: Poisoned) -> None:
     WAYS[name](poisoned)
     assert not poisoned.reached.exists() or not poisoned.reached.read_text()

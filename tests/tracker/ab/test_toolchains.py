@@ -86,8 +86,7 @@ def test_a_requirement_file_is_made_once_for_each_content_and_set_of_packages(
     (tmp_path / "new.txt").write_text("triton==3.8.0\n")
     first = interpreter("new.txt", tmp_path)
     assert interpreter("new.txt", tmp_path) == first
-    assert len(commands) == 2
-    assert commands[1][-2:] == ["-r", str(tmp_path / "new.txt")]
+    assert len(commands) == 2 and commands[1][-2:] == ["-r", str(tmp_path / "new.txt")]
     (tmp_path / "new.txt").write_text("triton==3.9.0\n")
     second = interpreter("new.txt", tmp_path)
     monkeypatch.setattr(toolchains, "distributions", lambda: ())

@@ -15,8 +15,7 @@ from planned_ab import FakeBench
 from repositories import git
 
 from groupbench.tracker.ab.confirm import Measuring, confirm
-from groupbench.tracker.ab.kept import hardware_of
-from groupbench.tracker.ab.result import AbCell, AbResult, AbVerdict, SideAccuracy, accuracy_change
+from groupbench.tracker.ab.result import AbCell, AbResult, SideAccuracy
 from groupbench.tracker.ab.side import AbSide
 from groupbench.tracker.bisect import drive
 from groupbench.tracker.bisect.causes import Searches
@@ -52,21 +51,16 @@ class Bench:
         if head in self.broken:
             return AbFinding("failed", message="SyntaxError", at="head")
         effect = self.effect * ((head >= self.planted) - (base >= self.planted))
-        verdict: AbVerdict = "different" if effect else "same"
         sides = [WRONG if at >= self.planted else RIGHT for at in (base, head)]
         cell = AbCell("grouped_gemm", self.backend, "G=4,N=1024,K=1024", "bf16")
         result = AbResult(
-            cell, AbSide("a"), AbSide("b"), verdict, effect, low=effect - 0.001, high=effect + 0.001, base_ms=1.0,
-            timing="gpu", min_effect=0.003, base_environment=self.here, head_environment=self.here,
+            cell, AbSide("a"), AbSide("b"), "different" if effect else "same", effect, low=effect - 0.001,
+            high=effect + 0.001, base_ms=1.0, timing="gpu", min_effect=0.003, base_environment=self.here,
+            head_environment=self.here, base_accuracy=sides[0], head_accuracy=sides[1],
         )  # fmt: skip
         self.keep(result, question.base, question.head)
-        if self.metric == "latency":
-            interval = effect - 0.001, effect + 0.001
-            return AbFinding(verdict, effect, *interval, 1.0, 1.0 + effect, hardware=hardware_of(result))
-        spoilt = accuracy_change(*sides)
-        log = {"wrong": 5.0}.get(spoilt, 0.0)
-        values = log, log - 0.1, log + 0.1, sides[0].rms, sides[1].rms
-        return AbFinding("different" if log else "same", *values, hardware=hardware_of(result))
+        finding = drive.finding_of_latency if self.metric == "latency" else drive.finding_of_accuracy
+        return finding(result)
 
 
 @pytest.fixture(scope="module")
@@ -219,8 +213,7 @@ def test_a_narrowed_range_is_called_so(cli: Cli, slower: Bench) -> None:
     assert [each["hash"] for each in row["named"][0]["commits"]] == commits[4:7]
     assert row["commits"] == f"{commits[3][:10]}..{commits[6][:10]}"
     gate = cli("gate")
-    assert "one of 3 commits left by bisect" in " ".join(gate.stdout.split())
-    assert not hints(gate)
+    assert "one of 3 commits left by bisect" in " ".join(gate.stdout.split()) and not hints(gate)
 
 
 def test_a_wrong_result_has_its_own_search(cli: Cli, bench: Bench, stored: Any, make: Any) -> None:

@@ -166,14 +166,12 @@ def test_json_holds_it_all(search: Cli, lab: Lab) -> None:
     (culprit,) = printed["culprits"]
     assert (printed["outcome"], printed["exit_code"], result.exit_code) == ("found", 1, 1)
     assert culprit["commits"] == [{"hash": hashes["c6"], "subject": "Change c6", "author": "A. Uthor"}]
-    assert culprit["parent"] == hashes["c5"]
-    assert culprit["confidence"] > 0.99
+    assert culprit["parent"] == hashes["c5"] and culprit["confidence"] > 0.99
     assert culprit["change"] == pytest.approx(0.0202, abs=1e-4)
     assert culprit["low"] < culprit["change"] < culprit["high"]
     assert printed["skipped"] == [{"commit": hashes["c8"], "why": "kernels/k.py: SyntaxError"}]
     assert printed["steps"] == printed["comparisons"]["step"] <= 6  # with the second attempt at c8
-    assert printed["cell"]["seed"] == 0
-    assert Path(printed["log"]).parent == (folder / ".git" / "groupbench")
+    assert printed["cell"]["seed"] == 0 and Path(printed["log"]).parent == (folder / ".git" / "groupbench")
     assert git(folder, "status", "--porcelain", "--untracked-files=no", ".git") == ""
 
 
@@ -183,8 +181,7 @@ def test_what_comparisons_could_not_check_is_part_of_the_answer(cli: Cli, search
     lab.unaudited = {hashes["c0"], hashes["c6"]}
     result = search("--paths", "kernels")
     names = [hashes["c0"][:10], hashes["c6"][:10]]
-    assert result.exit_code == 1
-    assert f"not checked in {names[0]} and {names[1]}: {BUSY}\n" in result.stdout
+    assert result.exit_code == 1 and f"not checked in {names[0]} and {names[1]}: {BUSY}\n" in result.stdout
     resumed = cli("bisect", "--resume")
     assert resumed.stdout == result.stdout
     printed = json.loads(cli("bisect", "--resume", "--format=json").stdout)
@@ -209,8 +206,7 @@ def test_a_commit_that_builds_its_routing_in_is_told_so(
 def test_tables_have_a_row_for_each_commit(search: Cli, lab: Lab, form: str) -> None:
     result = search(form)
     rows = result.stdout.splitlines()
-    assert len(rows) == (2 if form == "--format=csv" else 3)
-    assert lab.hashes["c6"] in rows[-1]
+    assert len(rows) == (2 if form == "--format=csv" else 3) and lab.hashes["c6"] in rows[-1]
     assert " made grouped_gemm" in result.stderr
 
 
@@ -278,8 +274,7 @@ def test_a_result_that_got_no_worse_keeps_bad_from_nothing(
     hashes = lab.hashes
     lab.planted, lab.spoilt = {hashes["c6"]: -0.02}, {hashes["c0"]: before, hashes["c6"]: after}
     result = search()
-    assert result.exit_code == 0
-    assert "BAD is better than GOOD" in result.stdout
+    assert result.exit_code == 0 and "BAD is better than GOOD" in result.stdout
     assert ("results of both wrong" if after is WRONG else "result fixed") in result.stdout
 
 
@@ -313,8 +308,7 @@ def test_a_torn_line_is_measured_again(search: Cli, lab: Lab, tmp_path: Path) ->
     log.write_bytes(log.read_bytes()[:-20])
     again = search("--log", log, "--resume")
     assert again.stdout == whole.stdout
-    assert len(lab.asked) == number + 1
-    assert len(log.read_text().splitlines()) == number + 1
+    assert len(lab.asked) == number + 1 and len(log.read_text().splitlines()) == number + 1
 
 
 def test_a_log_of_something_else_is_refused(cli: Cli, search: Cli, lab: Lab, tmp_path: Path) -> None:
@@ -327,8 +321,7 @@ def test_a_log_of_something_else_is_refused(cli: Cli, search: Cli, lab: Lab, tmp
         ((hashes["c0"], hashes["c15"], *CELL), "exists: continue its search with --resume"),
     ):
         result = cli("bisect", *args, "--log", log)
-        assert result.exit_code == 2
-        assert word in result.stderr
+        assert result.exit_code == 2 and word in result.stderr
     for text in ("{}", '{"x": ' + "[" * 10_000, '{"x": "\udcff"}'):
         log.write_text(text + "\n", errors="surrogateescape")
         assert "is not the log of a search" in cli("bisect", "--resume", "--log", log).stderr
@@ -347,8 +340,7 @@ def test_a_log_says_what_it_belongs_to(cli: Cli, lab: Lab, tmp_path: Path) -> No
     cli("bisect", hashes["c0"], "HEAD", *CELL, "--log", log, "--min-effect", "3", "--paths", "kernels")
     header = read_header(log)
     assert (header.repository, header.good, header.bad) == (str(folder), hashes["c0"], hashes["c15"])
-    assert header.cell["shape"] == "2,64,32,16"
-    assert header.paths == ("kernels",)
+    assert header.cell["shape"] == "2,64,32,16" and header.paths == ("kernels",)
     assert header.bench == {"min_effect": 0.03}
     entries = [json.loads(text) for text in log.read_text().splitlines()[1:]]
     assert [entry["head"] for entry in entries] == [question.head for question in lab.asked]
@@ -388,8 +380,7 @@ def test_series_gives_the_cell(cli: Cli, lab: Lab, stored: Any, make: Any) -> No
     assert json.loads(result.stdout)["cell"] == cell | {"cudagraph": True}
     for more, word in ((["99"], "no series"), (["x"], "no series"), (["1", "--dtype", "fp16"], "cannot be combined")):
         refused = cli("bisect", hashes["c0"], hashes["c15"], "--series", *more)
-        assert refused.exit_code == 2
-        assert word in refused.stderr
+        assert refused.exit_code == 2 and word in refused.stderr
 
 
 def test_usage(cli: Cli, lab: Lab, tmp_path: Path) -> None:
@@ -430,8 +421,7 @@ def test_a_merge_is_read_with_what_it_brought(tmp_path: Path) -> None:
     assert (history.base, history.good) == (hashes["m1"], hashes["m1"])
     assert history.commits[hashes["m2"]].subject == "Change m2"
     other = read_history(folder, hashes["b2"], hashes["m1"])
-    assert (other.base, other.good) == (hashes["root"], hashes["b2"])
-    assert hashes["b2"] in other.commits
+    assert (other.base, other.good) == (hashes["root"], hashes["b2"]) and hashes["b2"] in other.commits
 
 
 def test_unrelated_histories_are_refused(tmp_path: Path) -> None:
@@ -473,7 +463,6 @@ def test_a_commit_that_does_not_build_is_built_once_more(
 class TestReleases:
     VERSIONS = ("3.6.0", "3.6.1", "3.7.0", "3.7.1", "3.8.0")
     broken: tuple[str, ...] = ()
-    failures = 10**6  # of each release of `broken`, before it installs
 
     @pytest.fixture
     def compared(self, line: Line, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
@@ -484,7 +473,7 @@ class TestReleases:
 
         def install(packages: Sequence[str], say: Any) -> Path:
             self.installs[packages[0]] += 1
-            if packages[0] in self.broken and self.installs[packages[0]] <= self.failures:
+            if packages[0] in self.broken:
                 raise TrackerError("no wheel for this platform")
             return Path("/kept") / packages[0]
 
@@ -518,14 +507,6 @@ class TestReleases:
         assert self.installs["triton==3.6.1"] == 2
         assert cli("bisect", "--resume").stdout == done.stdout  # from the log, without the index
 
-    def test_a_release_that_does_not_install_at_first_is_compared(
-        self, cli: Cli, compared: list[tuple[str, str]]
-    ) -> None:
-        self.broken, self.failures = ("triton==3.6.1",), 1
-        done = cli("bisect", "--package", "triton==3.6.0..3.8.0", *CELL)
-        assert (done.exit_code, done.stdout.startswith("triton 3.7.0 made ")) == (1, True), done.output
-        assert "skipped" not in done.stdout
-
     @pytest.mark.parametrize("options", [["--package", "triton"], ["--package", "triton==3.6.0..3.8.0", "a", "b"]])
     def test_usage(self, cli: Cli, compared: list[tuple[str, str]], options: list[str]) -> None:
         assert cli("bisect", *options, *CELL).exit_code == 2
@@ -537,6 +518,5 @@ def test_the_commit_that_restores_a_commits_files_is_found(tmp_path: Path) -> No
     hashes = make_repository(folder, [{"name": f"c{i}", "files": each} for i, each in enumerate(files)])
     c = list(hashes.values())
     history = read_history(folder, c[0], c[5])
-    assert history.restoring(c[0], c[1], c[2:]) == c[3]
-    assert history.restoring(c[0], c[1], c[2:3]) is None
+    assert history.restoring(c[0], c[1], c[2:]) == c[3] and history.restoring(c[0], c[1], c[2:3]) is None
     assert history.restoring(c[3], c[4], c[5:]) is None

@@ -7,13 +7,26 @@ import random
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from groupbench.tracker.bisect.hunt import BisectCommit, BisectResult, History, Settings, hunt
-from groupbench.tracker.bisect.search import AbFinding, Change, ComparisonRequest, GaveUp, Line, Rates, Trace, search
+from groupbench.tracker.bisect.search import (
+    AbFinding,
+    Change,
+    ComparisonRequest,
+    GaveUp,
+    Line,
+    Posterior,
+    Rates,
+    Trace,
+    pooled,
+    search,
+)
+from groupbench.tracker.bisect.search import side as side_of
 
 EXACT = Rates(1e-4, 1e-4)
 Compare = Callable[[ComparisonRequest], AbFinding]
@@ -142,8 +155,7 @@ def test_an_improvement_on_the_way_is_not_blamed() -> None:
 def test_commits_that_do_not_matter_share_a_measurement() -> None:
     keys = {f"c{i}": f"k{i // 8}" for i in range(32)}
     result, questions, trace = World(straight(32), {"c16": 0.02}, keys=keys).hunt()
-    assert result.culprits[0].commits == ("c16",)
-    assert result.culprits[0].parent == "c15"
+    assert result.culprits[0].commits == ("c16",) and result.culprits[0].parent == "c15"
     assert trace.comparisons["step"] <= 2
     assert all(q.head in ("c31", "c8", "c16", "c24") for q in questions)
 
@@ -184,8 +196,7 @@ def test_a_commit_that_fails_once_is_not_skipped(why: str, at: str) -> None:
         return world.compare(question)
 
     result, questions, trace = world.hunt(compare)
-    assert (result.outcome, trace.skipped) == ("found", {})
-    assert result.culprits[0].commits == ("c6",)
+    assert (result.outcome, trace.skipped) == ("found", {}) and result.culprits[0].commits == ("c6",)
     assert all(questions.count(question) >= 2 for question in failed) and failed
     assert sum(trace.comparisons.values()) == len(questions)
 
@@ -272,8 +283,7 @@ def test_of_two_changes_the_larger_is_named_and_the_rest_told() -> None:
     assert [c.commits for c in result.culprits] == [("c20",)]
     assert result.unexplained == pytest.approx(0.02, abs=0.004)
     result, _, _ = world.hunt(all=True)
-    assert [c.commits for c in result.culprits] == [("c20",), ("c6",)]
-    assert result.unexplained is None
+    assert [c.commits for c in result.culprits] == [("c20",), ("c6",)] and result.unexplained is None
 
 
 @pytest.mark.parametrize("planted", [{"c4": 0.04, "c12": 0.03, "c20": 0.03}, {"c4": 0.03, "c12": 0.03, "c20": 0.04}])
@@ -346,8 +356,7 @@ def test_a_merge_is_descended_into(where: str, merges: tuple[str, ...]) -> None:
 def test_a_merge_that_is_slow_by_itself_is_named(where: str) -> None:
     result, _, _ = World(merging(), {where: 0.02}).hunt()
     (culprit,) = result.culprits
-    assert culprit.commits == (where,)
-    assert "the merge itself" in culprit.note
+    assert culprit.commits == (where,) and "the merge itself" in culprit.note
 
 
 def test_a_good_that_is_no_ancestor_is_replaced_by_the_merge_base() -> None:
@@ -375,8 +384,7 @@ def test_one_wrong_answer_is_found_out(lie: str, where: int) -> None:
         return correct
 
     result, _, _ = world.hunt(compare, rates=Rates(0.01, 0.05))
-    assert result.outcome == "found"
-    assert result.culprits[0].commits == (f"c{where}",)
+    assert result.outcome == "found" and result.culprits[0].commits == (f"c{where}",)
 
 
 @st.composite
@@ -484,3 +492,52 @@ def test_giving_up_reaches_the_caller_of_a_line() -> None:
     line = Line("g", tuple(Change(f"c{i}", f"c{i - 1}") for i in range(4)), "c3")
     with pytest.raises(GaveUp, match="lost"):
         finish(search(line, 0.02, Rates(), 0.95, Trace()), lambda q: AbFinding("failed", at="base", message="lost"))
+
+
+@given(st.integers(1, 40), st.lists(st.tuples(st.integers(1, 40), st.booleans()), max_size=30))
+def test_probabilities_stay_probabilities(n: int, levels: list[tuple[int, bool]]) -> None:
+    posterior = Posterior(n, Rates())
+    for j, above in levels:
+        posterior.level(min(j, n), above)
+    sums = posterior.cumulative()
+    assert len(sums) == n + 2 and sums[0] == 0
+    assert sums[-1] == pytest.approx(1) and all(b >= a for a, b in pairwise(sums))
+
+
+@pytest.mark.parametrize(
+    ("comparison", "expected"),
+    [
+        (finding(0.0, "same"), "below"),
+        (finding(0.02), "above"),
+        (finding(-0.02), "below"),
+        (finding(0.004), "below"),
+        (finding(0.016), "above"),
+        (finding(0.011, half=0.005), "above"),
+        (finding(0.009, half=0.005), "unclear"),
+        (finding(0.009, "unknown", half=0.005), "unclear"),
+        (finding(0.001, "unknown", half=0.005), "below"),
+        (AbFinding("different", 0.02), "above"),
+        (AbFinding("unknown"), "unclear"),
+        (AbFinding("same"), "below"),
+        (AbFinding("failed"), "failed"),
+    ],
+)
+def test_half_of_the_difference_decides(comparison: AbFinding, expected: str) -> None:
+    assert side_of(comparison, 0.02) == expected
+    if comparison.effect is not None and comparison.low is not None and comparison.high is not None:
+        mirrored = replace(comparison, effect=-comparison.effect, low=-comparison.high, high=-comparison.low)
+        assert side_of(mirrored, -0.02) == expected
+
+
+@given(st.floats(-0.1, 0.1), st.floats(-0.1, 0.1), st.floats(0, 0.05), st.floats(0, 0.05))
+def test_pooling_lies_between_and_is_no_wider(a: float, b: float, wide: float, other: float) -> None:
+    both = pooled(finding(a, half=wide), finding(b, half=other))
+    assert both.effect is not None and both.low is not None and both.high is not None
+    assert min(a, b) - 1e-9 <= both.effect <= max(a, b) + 1e-9
+    assert both.high - both.low <= 2 * min(wide, other) + 1e-9
+
+
+def test_rates_are_checked() -> None:
+    for false, missed in ((0.0, 0.1), (0.1, 0.5), (-1, 0.1)):
+        with pytest.raises(ValueError, match="rates"):
+            Rates(false, missed)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from cases import rarely
-from nights import Cli, Stored, by_backend, members, rows
+from nights import Cli, Stored, by_backend, rows
 
 from groupbench.tracker.judge import gate
 from groupbench.tracker.query.resolve import find_run
@@ -64,22 +63,7 @@ def test_one_night_off_is_unconfirmed_and_many_are_a_change(cli: Cli, stored: St
     verdicts = {name: row["verdict"] for name, row in rows.items() if row["verdict"] != "ok"}
     assert verdicts == {"b3": "unconfirmed", "b7": "regressed", "b8": "improved"}
     assert rows["b7"]["commits"] == "015ccccccc..016ccccccc"
-    assert rows["b7"]["change"] == pytest.approx(0.03, abs=0.006)
-    assert rows["b7"]["rule"] == "three nights"
-
-
-def test_a_change_is_one_alert_and_closes_itself(cli: Cli, stored: Stored, make: Any) -> None:
-    stored(nights(make, 40, {"b3": (25, 1.05)}))
-    for night in (30, 31, 35, 39):
-        assert cli("gate", "--update", "--run", f"run-{night:03d}").exit_code == 1
-    (incident,) = json.loads(cli("incidents", "--all", "--format=json").stdout)
-    assert (incident["state"], incident["commits"]) == ("new", "018ccccccc..019ccccccc")
-    assert " b3 " in incident["title"]
-    assert cli("incidents", "expect", "1", "--reason", "so be it").exit_code == 0
-    code, rows = by_backend(cli)
-    assert (code, {row["verdict"] for row in rows.values()}) == (0, {"ok"})
-    stored([make(40, ms=0.1 * 1.3**3, backend="b3")])
-    assert "1 fixed (1)" in cli("gate", "--update").stderr
+    assert rows["b7"]["change"] == pytest.approx(0.03, abs=0.006) and rows["b7"]["rule"] == "three nights"
 
 
 @pytest.mark.parametrize("slow_nights", [8, *rarely(4)])
@@ -98,23 +82,7 @@ def test_half_a_fix_does_not_hide_the_rest_of_a_slowdown(slow_nights: int, cli: 
         assert (code, left["verdict"]) == (1, "regressed"), night
         assert left["commits"].endswith("..01eccccccc")
         assert left["low"] < left["change"] < left["high"] and abs(left["change"] - 0.1) < 0.01
-        assert left["before_ms"] == pytest.approx(1.0, rel=0.005)
-        assert "partly taken back" in left["note"]
-
-
-def test_an_alert_of_the_slowdown_is_its_only_row_after_half_a_fix(cli: Cli, stored: Stored, make: Any) -> None:
-    rng = np.random.default_rng(8)
-    levels = [1.0] * 30 + [1.2] * 8 + [1.1] * 6
-    stored([make(night, ms=float(ms * np.exp(rng.normal(0, 0.002)))) for night, ms in enumerate(levels)])
-    assert cli("gate", "--update", "--run", "run-037").exit_code == 1
-    for _ in range(2):
-        done = cli("gate", "--format=json", "--update")
-        slower = [row for row in json.loads(done.stdout)["series"] if row["change"] > 0]
-        assert [(row["verdict"], row["incident"]) for row in slower] == [("regressed", 1)]
-    assert cli("incidents", "close", "1", "--as", "fixed", "--reason", "half of it").exit_code == 0
-    assert "1 reopened (1)" in cli("gate", "--update").stderr
-    assert cli("incidents", "expect", "1", "--reason", "so be it").exit_code == 0
-    assert cli("gate").exit_code == 0
+        assert left["before_ms"] == pytest.approx(1.0, rel=0.005) and "partly taken back" in left["note"]
 
 
 def test_accuracy_is_judged_by_its_own_history(cli: Cli, stored: Stored, make: Any) -> None:
@@ -236,11 +204,3 @@ def test_an_acknowledged_alert_does_not_hide_an_open_one(cli: Cli, stored: Store
     assert cli("incidents", "ack", "2", "--reason", "known").exit_code == 0
     assert cli("gate").exit_code == 1
     assert verdicts(cli) == [("regressed", "latency", 1), ("regressed", "accuracy", 2)]
-
-
-def test_an_exact_history_has_no_error(cli: Cli, stored: Stored, make: Any) -> None:
-    stored(levels(make, (10, 1.0, 0.0), (4, 1.0, 3e-6)))
-    result = cli("gate", "--update")
-    assert "rms 0 → 3e-06" in result.stdout
-    (alert,) = members(cli)
-    assert (alert["before"], alert["change"]) == (0.0, None)

@@ -4,17 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
-from nights import Cli, measured, members, rows
-
-from groupbench.tracker.judge.gate import judge_run
-from groupbench.tracker.query.resolve import find_run
-from groupbench.tracker.store import comparisons
-from groupbench.tracker.store.engine import open_store
+from nights import Cli, rows
 
 HISTORY = sorted((Path(__file__).parents[2] / "data" / "h100").glob("*.jsonl"))
 
@@ -73,28 +67,6 @@ def test_an_unconfirmed_suspect_stays_one_and_keeps_its_date(h100: Cli) -> None:
     assert not {row["backend"] for row in suspects} & {"torch_loop", "torch_grouped_mm"}
 
 
-def test_an_ab_makes_the_suspect_a_regression_and_an_alert(h100: Cli, db: Any) -> None:
-    """Store the result of an A/B comparison of the two commits, without measuring."""
-    with open_store(db, create=False) as store, store.write() as session:
-        run = find_run(session, run_of(4))
-        for row in judge_run(session, run).suspects:
-            assert row.ab_base is not None
-            assert row.ab_base.commit.startswith("fc7ede9")
-            if (row.series.backend, row.series.shape) == SLOWER:
-                at = datetime(2026, 11, 21, 3, tzinfo=UTC)
-                compared = measured(row.ab_base.commit, run.commit, "different", 0.425, 0.01, at=at, pairs=8)
-                comparisons.store(session, row.series.pk, compared)
-    code, of_run = verdicts(h100, run_of(4))
-    assert code == 1
-    (slower,) = [row for row in of_run if row["verdict"] == "regressed"]
-    assert (slower["backend"], slower["shape"]) == SLOWER
-    assert (slower["ab"], slower["change"]) == ("different", pytest.approx(0.53, abs=0.01))
-    h100("gate", "--update", "--run", run_of(4))
-    (alert,) = members(h100)
-    assert (alert["backend"], alert["shape"]) == SLOWER
-    assert alert["subject"].startswith("Kernels: tiles of 128x256")
-
-
 def test_hosts_and_cards_never_mix(h100: Cli) -> None:
     """The same problem and backend under TritonBench is another series, and on another card incomparable."""
     series = h100("list", "series", "--backend", "triton_flat", "--shape", "G=4,M_g=1024,*", "--format=json").stdout
@@ -102,9 +74,3 @@ def test_hosts_and_cards_never_mix(h100: Cli) -> None:
     done = h100("gate", "--run", run_of(9))
     assert done.exit_code == 4
     assert "gpu_uuid" in done.stdout or "GPU" in done.stdout
-
-
-def test_the_same_files_again_change_nothing(h100: Cli) -> None:
-    done = h100("ingest", *map(str, HISTORY))
-    assert done.exit_code == 0
-    assert done.output.count("nothing new") == len(HISTORY)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -291,31 +293,33 @@ def test_an_error_of_a_step_that_does_not_decide_is_printed(
     assert code == 0 and "TOKEN" in output, output
 
 
-@pytest.mark.parametrize(("cell", "code"), [({}, 2), ({"status": "wrong", "message": "far off"}, 1)])
+NO_REPORT = {
+    "no folder": (2, 'report = "no/folder/report.html"', "no/folder"),
+    "no plotly": (0, "", "no report: the report needs plotly: pip install -e '.[report]'"),
+}
+
+
+@pytest.mark.parametrize(("code", "setting", "says"), NO_REPORT.values(), ids=NO_REPORT)
+@pytest.mark.parametrize("status", ["ok", "wrong"])
 def test_a_report_that_cannot_be_made_does_not_hide_the_verdict(
-    tritonbench: Tritonbench, make: Make, cell: dict[str, Any], code: int
+    whole_report: None,
+    tritonbench: Tritonbench,
+    make: Make,
+    monkeypatch: Any,
+    status: str,
+    code: int,
+    setting: str,
+    says: str,
 ) -> None:
     """The run has ended, so the next night starts another run."""
-    Path("groupbench.toml").write_text('report = "no/folder/report.html"\n' + PROJECT)
-    tritonbench.records = [[make(1, **cell)]]
+    if not setting:
+        monkeypatch.setitem(sys.modules, "plotly.offline", None)
+    Path("groupbench.toml").write_text(f"{setting}\n{PROJECT}")
+    tritonbench.records = [[make(1, status=status)]]
     ended, output = run("night")
-    assert (ended, "no/folder" in output) == (code, True), output
-    assert Path("artifacts/verdict.json").is_file()
+    assert (ended, says in output) == (1 if status == "wrong" else code, True), output
+    assert Path("artifacts/verdict.json").is_file() and not Path("report.html").exists()
     assert not list(Path("records").glob(".unfinished*"))
-
-
-@pytest.mark.parametrize(("cell", "code"), [({}, 0), ({"status": "wrong", "message": "far off"}, 1)])
-def test_a_night_without_plotly_has_no_report(
-    whole_report: None, tritonbench: Tritonbench, make: Make, cell: dict[str, Any], code: int, monkeypatch: Any
-) -> None:
-    monkeypatch.setitem(sys.modules, "plotly.offline", None)
-    Path("groupbench.toml").write_text(PROJECT)
-    tritonbench.records = [[make(1, **cell)]]
-    ended, output = run("night")
-    assert ended == code, output
-    assert "no report: the report needs plotly: pip install -e '.[report]'" in output
-    assert Path("artifacts/verdict.json").is_file()
-    assert not Path("report.html").exists()
 
 
 TOOLCHAINS = """
@@ -338,16 +342,6 @@ def other(tmp_path: Path) -> Path:
     python.chmod(0o755)
     (tmp_path / "groupbench.toml").write_text(PROJECT + TOOLCHAINS)
     return python
-
-
-@pytest.mark.exhaustive  # a backfill does the same
-def test_setup_builds_for_the_toolchain(tritonbench: Tritonbench, make: Make, other: Path) -> None:
-    file = Path("groupbench.toml")
-    file.write_text('setup = "command -v python >> built"\n' + file.read_text())
-    tritonbench.records = [[make(1)], [make(2, plan="nightly@nightly")]]
-    assert run("night")[0] == run("night", "--toolchain", "nightly")[0] == 0
-    first, second = Path("built").read_text().splitlines()
-    assert (second, first != second) == (str(other), True)
 
 
 def test_toolchains_have_runs_and_verdicts_of_their_own(
@@ -430,31 +424,35 @@ def test_only_confirm_by_itself_names_the_gate_as_the_next_step(
     assert code == 0 and "CONFIRM 1 same" in output and hint in output
 
 
-def test_an_interrupt_reaches_what_measures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The child ignores Ctrl-C of the terminal, ends by the signal that it is sent, and is waited for."""
+DEAF = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
+SLEEP = "import os, time; print(os.getpid(), flush=True); time.sleep(600)"
+MEASURE = """
+import os, sys
+from pathlib import Path
+from groupbench.tracker.night import measuring
+measuring.PROGRAM = (sys.executable, "-c", sys.argv[1])
+measuring.measure([], Path(), dict(os.environ))
+"""
 
-    class Child:
-        def __init__(self, *command: Any, **options: Any) -> None:
-            self.ended: list[str] = []
-            self.waits = [KeyboardInterrupt, None]
-            children.append(self)
 
-        stderr = None
+@pytest.mark.parametrize(("program", "number"), [(DEAF + SLEEP, signal.SIGKILL), (SLEEP, signal.SIGINT)])
+def test_a_program_ends_with_the_command_that_is_killed_or_interrupted(program: str, number: signal.Signals) -> None:
+    """After Ctrl-C, the command waits for it; a killed command's program may miss SIGTERM."""
+    words = [sys.executable, "-c", MEASURE, program]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as command:
+        assert command.stdout is not None
+        pid = int(command.stdout.readline())
+        command.send_signal(number)
+        command.wait()
+        assert number == signal.SIGKILL or not is_running(pid)
+        deadline = time.monotonic() + 60
+        while is_running(pid):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
 
-        def communicate(self) -> None:
-            self.wait()
 
-        def wait(self) -> int:
-            stop = self.waits.pop(0)
-            if stop:
-                raise stop
-            return 130
-
-        def terminate(self) -> None:
-            self.ended.append("terminate")
-
-    children: list[Child] = []
-    monkeypatch.setattr("subprocess.Popen", Child)
-    with pytest.raises(KeyboardInterrupt):
-        measuring.measure([], tmp_path, {})
-    assert children[0].ended == ["terminate"] and not children[0].waits
+def is_running(process: int) -> bool:
+    try:
+        return "\nState:\tZ" not in Path(f"/proc/{process}/status").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
