@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -443,12 +444,16 @@ def test_a_program_ends_with_the_command_that_is_killed_or_interrupted(program: 
         assert command.stdout is not None
         pid = int(command.stdout.readline())
         command.send_signal(number)
-        command.wait()
-        assert number == signal.SIGKILL or not is_running(pid)
-        deadline = time.monotonic() + 60
-        while is_running(pid):
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        try:
+            command.wait(60)
+            assert number == signal.SIGKILL or not is_running(pid)
+            deadline = time.monotonic() + 60
+            while is_running(pid):
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
 
 def is_running(process: int) -> bool:
