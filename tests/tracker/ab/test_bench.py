@@ -370,7 +370,7 @@ def test_accuracy_is_part_of_the_verdict(name: str) -> None:
     base, head, change, worse = ACCURACIES[name]
     result = AbResult(CELL, BASE, HEAD, "same", base_accuracy=base, head_accuracy=head)
     assert (result.accuracy_change, result.is_worse, ab.exit_code([result])) == (change, worse, int(worse))
-    assert ab.exit_code([]) == 3, "nothing compared is no success"
+    assert ab.exit_code([]) == 3, "nothing was compared"
 
 
 @pytest.mark.parametrize(

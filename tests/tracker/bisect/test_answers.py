@@ -51,7 +51,8 @@ class Bench:
         if head in self.broken:
             return AbFinding("failed", message="SyntaxError", at="head")
         effect = self.effect * ((head >= self.planted) - (base >= self.planted))
-        sides = [WRONG if at >= self.planted else RIGHT for at in (base, head)]
+        is_wrong = self.metric == "accuracy"
+        sides = [WRONG if is_wrong and at >= self.planted else RIGHT for at in (base, head)]
         cell = AbCell("grouped_gemm", self.backend, "G=4,N=1024,K=1024", "bf16")
         result = AbResult(
             cell, AbSide("a"), AbSide("b"), "different" if effect else "same", effect, low=effect - 0.001,

@@ -219,14 +219,14 @@ def test_a_long_broken_stretch_costs_few_steps() -> None:
 
 def test_a_pair_that_differs_the_other_way_does_not_confirm() -> None:
     world = World(straight(2), {"c1": 0.02})
-    result, _, _ = world.hunt(lambda asked: finding(-0.02) if asked.why == "confirm" else world.compare(asked))
+    result, _, _ = world.hunt(lambda question: finding(-0.02) if question.why == "confirm" else world.compare(question))
     assert result.outcome != "found" and not result.culprits
 
 
 def test_the_smallest_change_of_the_comparisons_is_that_of_the_search() -> None:
     """A second change of 0.7 % counts, since each comparison shows changes from 0.3 % on."""
     world = World(straight(32), {"c5": 0.007, "c20": 0.009})
-    result, _, _ = world.hunt(lambda asked: replace(world.compare(asked), least=math.log1p(0.003)))
+    result, _, _ = world.hunt(lambda question: replace(world.compare(question), least=math.log1p(0.003)))
     assert [culprit.commits for culprit in result.culprits] == [("c20",)]
     assert result.unexplained == pytest.approx(0.007, abs=0.001)
 
@@ -234,7 +234,7 @@ def test_the_smallest_change_of_the_comparisons_is_that_of_the_search() -> None:
 def test_a_good_end_that_fails_midway_ends_it() -> None:
     world = World(straight(16), {"c5": 0.02})
     failed = AbFinding("failed", at="base", message="out of memory")
-    result, questions, _ = world.hunt(lambda asked: failed if asked.why == "step" else world.compare(asked))
+    result, questions, _ = world.hunt(lambda question: failed if question.why == "step" else world.compare(question))
     assert (result.outcome, "out of memory" in result.message, len(questions)) == ("undecided", True, 3)
 
 

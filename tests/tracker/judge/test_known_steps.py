@@ -61,8 +61,8 @@ def play(
                 base, head = row.ab_base, row.span.head if row.span else run
                 assert base is not None
                 effect = math.log(truth[head.commit] / truth[base.commit])
-                found = "different" if effect else "same"
-                comparisons.store(session, row.series.pk, measured(base.commit, head.commit, found, effect, 0.002))
+                verdict = "different" if effect else "same"
+                comparisons.store(session, row.series.pk, measured(base.commit, head.commit, verdict, effect, 0.002))
             if suspects:
                 gate = judge_run(session, run)
             incident_moves.update(session, gate)

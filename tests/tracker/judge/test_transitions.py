@@ -276,10 +276,10 @@ class TestAB:
         stored([*made, make(6, ms=1.05, **NEW, **(ONE_COMMIT if same_commit else {}))])
         base, head = commit(5), commit(5 if same_commit else 6)
         sides = [software_identity(record.environment) for record in (made[0], make(6, **NEW))]
-        for answer, ends, details in ((toolchains, (base, base), {"toolchains": sides}), (commits, (base, head), {})):
-            if answer is not None:
+        for effect, ends, details in ((toolchains, (base, base), {"toolchains": sides}), (commits, (base, head), {})):
+            if effect is not None:
                 at = datetime(2026, 2, 1, tzinfo=UTC)
-                keep(db, measured(*ends, *answer, half=0.001, at=at, pairs=12, details=details))
+                keep(db, measured(*ends, *effect, half=0.001, at=at, pairs=12, details=details))
         row = by_backend(cli)[1]["triton"]
         assert (row["verdict"], row["cause"], row["change"]) == (verdict, cause, pytest.approx(0.05, abs=1e-3))
         assert noted in row["note"]

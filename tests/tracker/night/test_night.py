@@ -159,7 +159,7 @@ def test_what_cannot_begin_leaves_no_half_night(tritonbench: Tritonbench, tmp_pa
 SETUP, BENCHMARK = {"groupbench.toml": 'setup = "touch built; exit 7"'}, {"groupbench.toml": "benchmarks = ['nope.py']"}
 REFUSED: dict[str, tuple[str, dict[str, str], str]] = {
     "no file": ("night", {"groupbench.toml": "rm"}, "groupbench init"),
-    "a database that is none": ("night", {"groupbench.db": "text"}, r"groupbench\.db: is not a SQLite database"),
+    "another database": ("night", {"groupbench.db": "text"}, r"groupbench\.db: is not a SQLite database"),
     "setup": ("night", SETUP, r"this checkout does not build: `setup` of groupbench\.toml ended with 7"),
     **{
         command: (command, BENCHMARK, r"^groupbench.toml: benchmarks: cannot find nope.py$")
@@ -169,7 +169,7 @@ REFUSED: dict[str, tuple[str, dict[str, str], str]] = {
     "--list-backends": ("night --list-backends", {}, "tritonbench --list-backends"),
     **{f"--budget {text}": (f"night --samples 3 --budget {text}", {}, text) for text in ("1x", "0", "-1h")},
 }
-"""Commands with what is put in front of files, or removes them."""
+"""Commands with texts that are put in front of files; `rm` removes one."""
 
 
 @pytest.mark.parametrize(("command", "files", "says"), REFUSED.values(), ids=REFUSED)
