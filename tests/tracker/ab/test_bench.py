@@ -244,6 +244,12 @@ def test_names_are_checked_before_the_device_is(
     os.close(held)
 
 
+def test_a_clock_without_noise(compare: Compare) -> None:
+    result = compare({"ms": lambda: [0.1]}, {"ms": lambda: [0.101]})
+    assert result.verdict == "different" and result.low is not None and result.high is not None
+    assert result.high > result.low
+
+
 def test_noise_without_end_is_unknown(compare: Compare) -> None:
     result = compare({"ms": noisy(0.1, 0.5, 1)}, {"ms": noisy(0.1, 0.5, 2)}, budget_s=0.05)
     assert result.verdict == "unknown" and "not resolved within 0.05 s of measuring" in (result.message or "")
