@@ -155,8 +155,8 @@ def test_a_suspected_improvement_that_is_lost_is_never_ok(
     assert row.change == pytest.approx(levels[-1] / levels[-2] - 1, rel=0.3)
     assert row.ab_base is not None and row.ab_base.commit == commit(len(levels) - 1)
     ab = len(levels) - 1, len(levels), "different", math.log(levels[-1] / levels[-2])
-    found = of_history(make, stored, levels, ab, timing=timing)
-    assert (found.rows[0].verdict, found.exit_code) == ("regressed", 1)
+    decided = of_history(make, stored, levels, ab, timing=timing)
+    assert (decided.rows[0].verdict, decided.exit_code) == ("regressed", 1)
 
 
 @pytest.mark.parametrize(("ms", "verdicts"), [(0.8, ["improved"]), (1, ["undecided"])])
@@ -209,15 +209,15 @@ def test_a_stored_comparison_decides_later_runs(
 def test_a_step_after_one_that_an_ab_found_is_a_suspect_of_its_own(
     levels: list[float], head: int, since: int, make: Any, stored: Any
 ) -> None:
-    found = 3 if levels[1] == 1.01 else 2
-    newest, left = of_history(make, stored, levels, (found - 1, found, "different", math.log(1.3))).rows
+    first = 3 if levels[1] == 1.01 else 2
+    newest, left = of_history(make, stored, levels, (first - 1, first, "different", math.log(1.3))).rows
     if newest.verdict == "regressed":
         newest, left = left, newest
     assert newest.verdict == ("unconfirmed" if since == 1 else "suspect") and newest.since == since
     assert newest.change == pytest.approx(1.0, abs=0.05)
     assert newest.ab_base is not None and newest.ab_base.commit == commit(head - 1)
     assert left.verdict == "regressed" and left.change == pytest.approx(0.3, abs=0.02)
-    assert left.span is not None and left.span.head.commit == commit(found)
+    assert left.span is not None and left.span.head.commit == commit(first)
 
 
 def test_an_acknowledged_step_does_not_hide_a_later_one(make: Any, stored: Any, cli: Any) -> None:
