@@ -84,24 +84,15 @@ def test_a_tree_that_is_too_old_says_so(tmp_path: Path) -> None:
             bench.cells("cpu", operator="grouped_gemm")
 
 
-def test_an_interpreter_that_is_not_there() -> None:
-    with (
-        Bench(AbSide("old"), AbSide("new", python="/no/such/python")) as bench,
-        pytest.raises(AbError, match="cannot start"),
-    ):
-        bench.compare(AbCell("grouped_gemm", "torch_loop", "single", "fp32", device="cpu"))
-
-
 # --- end to end -------------------------------------------------------------------------------------------------------
 
 PLUGIN = """
-import time
 from groupbench.operators.operator import Backend
 
-WORK, FACTOR, RAISES, HANGS = {facts}
+WORK, FACTOR, RAISES = {facts}
 
 
-def backend(name, work=8, factor=1.0, raises=False, hangs=False):
+def backend(name, work=8, factor=1.0, raises=False):
     def prepare(x):
         print("this must not reach the answers")
         if raises:
@@ -110,7 +101,6 @@ def backend(name, work=8, factor=1.0, raises=False, hangs=False):
         def run():
             for _ in range(work):
                 out = x.a @ x.b[0]
-            time.sleep(3600 * hangs)
             return out * factor
 
         return run
@@ -118,14 +108,9 @@ def backend(name, work=8, factor=1.0, raises=False, hangs=False):
     return Backend(name, prepare, "a test", operator="grouped_gemm")
 
 
-ALL = (
-    backend("mine", work=WORK),
-    backend("wrong", factor=FACTOR),
-    backend("raises", raises=RAISES),
-    backend("hangs", hangs=HANGS),
-)
+ALL = (backend("mine", work=WORK), backend("wrong", factor=FACTOR), backend("raises", raises=RAISES))
 """
-COMMITS = {"one": (8, 1.0, False, False), "two": (96, 1.1, True, True)}
+COMMITS = {"one": (8, 1.0, False), "two": (96, 1.1, True)}
 SHAPE = "G=1,M_g=32,N=32,K=32"
 
 
@@ -174,42 +159,17 @@ def test_a_commit_that_makes_everything_worse(groupbench_ab: Any, tmp_path: Path
     assert [len(line["bursts"]) for line in records] == [row["blocks"] for row in json.loads(done.stdout)]
 
 
-@pytest.mark.exhaustive  # it waits for 20 s, which are enough for the other side on a busy machine
-def test_a_commit_that_hangs(groupbench_ab: Any) -> None:
-    done = groupbench_ab("one", "two", "--backend", "hangs", "--timeout", "20", "--format=json")
-    (row,) = json.loads(done.stdout)
-    assert (row["verdict"], row["failed_side"]) == ("failed", "head")
-    assert "head (two): no answer within 20 s" in row["message"]
-
-
 def test_the_line_that_reproduces_a_change_measures_its_cell(repository: Path, make: Callable[..., Record]) -> None:
     record = make(1, backend="torch_loop", dtype="fp32", shape=SHAPE)
     cell = msgspec.structs.replace(record.cell, host="builtin", protocol="cooled+idle=0.01s", seed=7)
     program, *words = shlex.split(repro.compare(cell, "one", "two", Environment(device="cpu")))
-    command = [
-        sys.executable,
-        "-m",
-        "groupbench.tracker",
-        *words,
-        "--budget",
-        "1",
-        "--min-effect",
-        "900",
-        "--format=json",
-    ]
+    words += ["--budget", "1", "--min-effect", "900", "--format=json"]
+    command = [sys.executable, "-m", "groupbench.tracker", *words]
     done = subprocess.run(command, cwd=repository, capture_output=True, text=True)
     (row,) = json.loads(done.stdout)
     names = ("operator", "backend", "shape", "dtype", "mode", "seed")
     assert (program, [row["cell"][name] for name in names]) == ("groupbench", [getattr(cell, name) for name in names])
     assert (row["cell"]["device"], row["cell"]["idle_s"]) == ("cpu", 0.01)
-
-
-@pytest.mark.exhaustive
-def test_a_commit_against_itself_is_not_different(groupbench_ab: Any) -> None:
-    done = groupbench_ab("one", "one", "--backend", "mine", "--budget", "1", "--format=csv")
-    assert done.returncode in (0, 3), done.stderr
-    _, row = done.stdout.splitlines()
-    assert row.split(",")[0] in ("same", "unknown")
 
 
 @pytest.mark.parametrize(

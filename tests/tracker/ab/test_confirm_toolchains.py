@@ -4,27 +4,21 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, ClassVar
 
 import msgspec
 import pytest
-from click.testing import Result
 from msgspec.structs import replace
-from nights import commit, first_line, suspect
+from nights import Cli, Stored, commit, first_line, keep, measured, rows, suspect, wobble
 from planned_ab import FakeBench
 
 from groupbench.tracker.ab import confirm as confirming
 from groupbench.tracker.ab.confirm import Measuring, confirm
 from groupbench.tracker.facts.record import Environment
 from groupbench.tracker.store import comparisons
-from groupbench.tracker.store.comparisons import Compared
 from groupbench.tracker.store.engine import open_store
-
-Cli = Callable[..., Result]
-Stored = Callable[..., Any]
 
 pytestmark = [pytest.mark.usefixtures("two_nights_are_certain", "once"), pytest.mark.sqlite]
 
@@ -42,10 +36,16 @@ class FakeInterpreters:
 class TestToolchains:
     NEW: ClassVar[dict[str, Any]] = {"environment": {"triton": "3.8.0"}}
 
-    def confirmed(self, db: Any, *versions: str) -> confirming.Confirmed:
+    def confirmed(self, db: Any, *versions: str, **options: Any) -> confirming.Confirmed:
         interpreters: Any = FakeInterpreters(*versions)
         with open_store(db, create=False) as store:
-            return confirm(store, Measuring(Path(), interpreters=interpreters), budget_s=600)
+            return confirm(store, Measuring(Path(), interpreters=interpreters, **options), budget_s=600)
+
+    @pytest.fixture
+    def upgraded(self, bench: FakeBench, stored: Stored, make: Any) -> FakeBench:
+        """A series that is 5 % slower at another commit with another Triton."""
+        stored([*suspect(make)[:6], make(6, ms=1.05, **self.NEW)])
+        return bench
 
     @pytest.mark.parametrize(("effect", "verdict", "code"), [(0.05, "regressed", 1), (0.0, "ok", 0)])
     def test_one_commit_is_measured_in_both(
@@ -61,47 +61,36 @@ class TestToolchains:
         assert (done.exit_code, row["verdict"], row["cause"]) == (code, verdict, "toolchain")
         assert self.confirmed(db, "3.7.1", "3.8.0").text == "CONFIRM nothing to confirm"
 
-    def test_commits_and_toolchains_are_separated(
-        self, cli: Cli, stored: Stored, make: Any, db: Any, bench: FakeBench
-    ) -> None:
-        stored([*suspect(make)[:6], make(6, ms=1.05, **self.NEW)])
+    def test_commits_and_toolchains_are_separated(self, cli: Cli, db: Any, upgraded: FakeBench) -> None:
+        bench = upgraded
         bench.plan("different", 0.05)
         assert self.confirmed(db, "3.7.1", "3.8.0").text == "CONFIRM 2 different"
         assert [compared[:2] for compared in bench.compared] == [(commit(5), commit(5)), (commit(5), commit(6))]
         assert bench.pythons[1] == (sys.executable, sys.executable)
-        (row,) = json.loads(cli("gate", "--format=json").stdout)["series"]
+        (row,) = rows(cli)
         assert (row["cause"], row["change"]) == ("code and toolchain", pytest.approx(0.05, abs=1e-3))
 
     @pytest.mark.parametrize("verdict", ["different", "same"])
     def test_what_both_could_not_check_is_named_once(
-        self, cli: Cli, stored: Stored, make: Any, db: Any, bench: FakeBench, verdict: str
+        self, cli: Cli, db: Any, upgraded: FakeBench, verdict: str
     ) -> None:
-        stored([*suspect(make)[:6], make(6, ms=1.05, **self.NEW)])
         sides = iter(({"base": ["x"], "head": ["x"]}, {"head": ["x", "y"]}))
-        bench.plan(verdict, 0.025 if verdict == "different" else 0.0)
-        bench.unchecked = lambda: next(sides)
+        upgraded.plan(verdict, 0.025 if verdict == "different" else 0.0)
+        upgraded.unchecked = lambda: next(sides)
         self.confirmed(db, "3.7.1", "3.8.0")
-        (row,) = json.loads(cli("gate", "--format=json").stdout)["series"]
+        (row,) = rows(cli)
         assert (row["ab"], row["note"].count("x")) == (verdict, 1)
         assert row["note"].endswith("A/B not checked in base and head: x; not checked in head: y")
 
     def test_an_interpreter_for_the_base_does_not_count_the_toolchain_twice(
-        self, cli: Cli, stored: Stored, make: Any, db: Any, bench: FakeBench
+        self, make: Any, db: Any, upgraded: FakeBench
     ) -> None:
-        stored([*suspect(make)[:6], make(6, ms=1.05, **self.NEW)])
-        old = msgspec.to_builtins(make().environment)
-        new = old | {"triton": "3.8.0"}
-        mixed = Compared(
-            commit(5), commit(6), "different", datetime.now(UTC), 0.05, 0.04, 0.06,
-            details={"software": [{"triton": "3.7.1"}, {"triton": "3.8.0"}]},
-        )  # fmt: skip
-        with open_store(db, create=False) as store, store.write() as session:
-            comparisons.store(session, 1, mixed)  # as an earlier version stored it
-        bench.plan("different", 0.05, base_environment=new, head_environment=new)
-        interpreters: Any = FakeInterpreters("3.7.1", "3.8.0")
-        with open_store(db, create=False) as store:
-            confirm(store, Measuring(Path(), base_python=Path("python-3.7.1"), interpreters=interpreters), budget_s=600)
-        assert bench.pythons == [("python-3.7.1", "python-3.8.0"), (sys.executable, sys.executable)]
+        new = msgspec.to_builtins(make().environment) | {"triton": "3.8.0"}
+        software = [{"triton": "3.7.1"}, {"triton": "3.8.0"}]  # as an earlier version stored it
+        keep(db, measured(commit(5), commit(6), "different", 0.05, 0.01, details={"software": software}))
+        upgraded.plan("different", 0.05, base_environment=new, head_environment=new)
+        self.confirmed(db, "3.7.1", "3.8.0", base_python=Path("python-3.7.1"))
+        assert upgraded.pythons == [("python-3.7.1", "python-3.8.0"), (sys.executable, sys.executable)]
 
     def test_an_ab_with_two_toolchains_says_so(
         self, cli: Cli, stored: Stored, make: Any, bench: FakeBench, db: Any
@@ -109,21 +98,17 @@ class TestToolchains:
         stored(suspect(make))
         here = msgspec.to_builtins(make().environment)
         bench.plan("different", 0.05, base_environment=here | {"triton": "3.6.0"}, head_environment=here)
-        with open_store(db, create=False) as store:
-            confirm(store, Measuring(Path(), base_python=Path("/opt/old/python")), budget_s=600)
+        self.confirmed(db, base_python=Path("/opt/old/python"))
         assert bench.pythons == [("/opt/old/python", sys.executable)]
-        (row,) = json.loads(cli("gate", "--format=json").stdout)["series"]
+        (row,) = rows(cli)
         assert (row["verdict"], row["cause"]) == ("regressed", "code and toolchain")
         assert "triton 3.6.0 → 3.7.1" in row["note"]
 
-    def test_an_old_toolchain_that_nobody_has_is_left_undecided(
-        self, cli: Cli, stored: Stored, make: Any, db: Any, bench: FakeBench
-    ) -> None:
-        stored([*suspect(make)[:6], make(6, ms=1.05, **self.NEW)])
-        bench.plan("same", 0.0)
+    def test_an_old_toolchain_that_nobody_has_is_left_undecided(self, cli: Cli, db: Any, upgraded: FakeBench) -> None:
+        upgraded.plan("same", 0.0)
         done = self.confirmed(db, "3.8.0")
         assert (done.decided, done.text) == (False, "CONFIRM 1 same, 1 cannot be measured on this machine")
-        (row,) = json.loads(cli("gate", "--format=json").stdout)["series"]
+        (row,) = rows(cli)
         assert (row["verdict"], row["cause"]) == ("unconfirmed", "toolchain")  # since it is not the code
 
 
@@ -143,7 +128,7 @@ class TestOneToolchainIsNoEvidenceForAnother:
         records = []
         for number in range(7):
             for which, facts in zip(("stable", "new"), sides, strict=True):
-                ms = 1.05 if number == 6 else 1 + 0.001 * (number % 3 - 1)
+                ms = 1.05 if number == 6 else wobble(number)
                 record = make(number, ms=ms + 1e-5 * (which == "new"), run=f"{which}-{number}", **facts)
                 started = record.run.started + timedelta(hours=which == "new")
                 records.append(replace(record, run=replace(record.run, started=started)))
@@ -151,8 +136,7 @@ class TestOneToolchainIsNoEvidenceForAnother:
         return "stable-6", "new-6"
 
     def verdict(self, cli: Cli, run: str) -> str:
-        row, *_ = json.loads(cli("gate", "--format=json", "--run", run).stdout)["series"]
-        return str(row["verdict"])
+        return str(rows(cli, "--run", run)[0]["verdict"])
 
     def test_a_suspect(self, cli: Cli, bench: FakeBench, runs: tuple[str, str]) -> None:
         stable, new = runs
@@ -169,13 +153,11 @@ class TestOneToolchainIsNoEvidenceForAnother:
         cli("pins", "add", commit(5), "--max-slowdown", "4.9%", "--name", "v1")
 
         def pinned(run: str) -> list[str]:
-            read = json.loads(cli("gate", "--format=json", "--run", run).stdout)["series"]
-            return [row["verdict"] for row in read if row["metric"] == "pin"][:1]
+            return [row["verdict"] for row in rows(cli, "--run", run) if row["metric"] == "pin"][:1]
 
         assert [pinned(run) for run in runs] == [["suspect"], ["suspect"]]
         bench.plan("same", 0.0)
-        assert cli("confirm", runs[0]).exit_code == 0
-        assert [pinned(run) for run in runs] == [[], ["suspect"]]
+        assert cli("confirm", runs[0]).exit_code == 0 and [pinned(run) for run in runs] == [[], ["suspect"]]
 
     def test_a_row_that_does_not_say_which_is_evidence_for_neither(
         self, cli: Cli, bench: FakeBench, runs: tuple[str, str], db: Any
@@ -183,14 +165,12 @@ class TestOneToolchainIsNoEvidenceForAnother:
         _compared_before(db)
         assert [self.verdict(cli, run) for run in runs] == ["unconfirmed", "unconfirmed"]
         bench.plan("same", 0.0)
-        assert cli("confirm", runs[1]).exit_code == 0
-        assert self.verdict(cli, runs[1]) == "ok"
+        assert cli("confirm", runs[1]).exit_code == 0 and self.verdict(cli, runs[1]) == "ok"
 
 
 def _compared_before(db: Any) -> None:
     """Store a comparison that does not say which software measured it, as all did once."""
-    with open_store(db, create=False) as store, store.write() as session:
-        comparisons.store(session, 1, Compared(commit(5), commit(6), "same", datetime(2026, 1, 8, tzinfo=UTC), 0.0))
+    keep(db, measured(commit(5), commit(6), "same", 0.0))
 
 
 @pytest.mark.parametrize("upgraded", [False, True])
@@ -199,7 +179,7 @@ def test_a_row_that_does_not_say_which_is_evidence_for_the_only_line(
 ) -> None:
     nights = suspect(make)
     if upgraded:
-        older = [make(n, ms=1 + 0.001 * (n % 3 - 1), environment={"triton": "3.6.0"}) for n in range(3)]
+        older = [make(n, ms=wobble(n), environment={"triton": "3.6.0"}) for n in range(3)]
         nights = [*older, *nights[3:]]
     stored(nights)
     assert cli("gate").exit_code == 3
@@ -215,8 +195,7 @@ def test_what_measured_is_stored(cli: Cli, stored: Stored, make: Any, bench: Fak
     with open_store(db, create=False) as store, store.read() as session:
         (compared,) = comparisons.of_series(session, [1])[1]
     head = {"torch": "2.13.0", "triton": "3.7.1", "helion": "1.5.1", "cuda": "13.0", "python": "3.11"}
-    assert compared.software == (head | {"triton": "3.7.0"}, head)
-    assert compared.toolchain == ""
+    assert compared.software == (head | {"triton": "3.7.0"}, head) and compared.toolchain == ""
     assert cli("gate").exit_code == 0
 
 
@@ -238,7 +217,7 @@ def test_an_upgrade_of_the_line_keeps_its_evidence(
     old = {"environment": {"triton": "3.6.0"}} if upgraded == "older" else {}
     new = {"environment": {"triton": "3.8.0"}} if upgraded == "newer" else {}
     nights = suspect(make)
-    stored([*[make(n, ms=1 + 0.001 * (n % 3 - 1), **old) for n in range(3)], *nights[3:]])
+    stored([*[make(n, ms=wobble(n), **old) for n in range(3)], *nights[3:]])
     bench.plan("same", 0.0)
     assert cli("confirm").exit_code == 0
     stored([make(7, ms=1.05, **new)])

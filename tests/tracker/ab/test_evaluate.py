@@ -12,7 +12,7 @@ from typing import Any, Literal
 import msgspec
 import pytest
 from cases import rarely
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 
 from groupbench.operators.measure.side import list_offers
 from groupbench.tracker.ab.answers import Prepared
@@ -69,6 +69,9 @@ def raises(x):
 
 ALL = [Backend(f.__name__, f, "", operator="doubled") for f in (fast, wrong, cached, raises)]
 """
+
+
+BACKEND = "from groupbench.operators.operator import Backend"
 
 
 @pytest.fixture(scope="module")
@@ -145,10 +148,7 @@ def test_a_file_that_changes_during_its_evaluation_has_no_verdict(
         ("def f(", r"does not load: SyntaxError: '\(' was never closed"),
         ("raise SystemExit(3)", "does not load: SystemExit: 3"),
         ("raise KeyboardInterrupt", "does not load: KeyboardInterrupt, at .*broken.py:1"),
-        (
-            "from groupbench.operators.operator import Backend\nBACKENDS = (Backend('mine', lambda x: x.run, ''),)",
-            "backend 'mine' has no `operator`; known: grouped_gemm, ",
-        ),
+        (f"{BACKEND}; A = (Backend('mine', print, ''),)", "backend 'mine' has no `operator`; known: grouped_gemm, "),
         ("import os; os.abort()", r"does not load: the process died \(signal SIGABRT\)"),
         ("x = 1", "the module has no operator and no Backend"),
     ],
@@ -167,9 +167,8 @@ def test_a_candidate_may_decorate_a_function_of_the_trusted_operator(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "twofold.py").write_text(OPERATOR.replace("doubled", "twofold"))
-    (tmp_path / "mine.py").write_text(
-        "from twofold import twofold\n\n@twofold.backend\ndef mine(x):\n    return 2 * x\n"
-    )
+    text = "from twofold import twofold\n\n@twofold.backend\ndef mine(x):\n    return 2 * x\n"
+    (tmp_path / "mine.py").write_text(text)
     monkeypatch.syspath_prepend(tmp_path)
     offered = list_offers(str(tmp_path / "mine.py"), (str(tmp_path / "twofold.py"),))
     assert offered == [{"operator": "twofold", "backend": "mine", "baseline": "slow", "own": False}]
@@ -202,34 +201,24 @@ def test_mistakes_say_what_there_is(
         evaluator.evaluate(str(folder / file), **by_name)  # type: ignore[arg-type]
 
 
+def command(*words: str | Path) -> Result:
+    return CliRunner().invoke(main, ["evaluate", *map(str, words), "--device", "cpu", "--format=json"])
+
+
 @pytest.mark.parametrize(("returns", "right"), [("x + x + 1", False), *rarely(("2 * x", True))])
 def test_the_command(tmp_path: Path, returns: str, right: bool) -> None:
     """By default with a wrong result, which is not timed."""
     (tmp_path / "alone.py").write_text(f"{OPERATOR}\n@doubled.backend\ndef mine(x):\n    return {returns}\n")
-    args = [
-        "evaluate",
-        str(tmp_path / "alone.py"),
-        "--device",
-        "cpu",
-        "--suite",
-        "two",
-        "--min-effect",
-        "30",
-        "--format=json",
-    ]
-    done = CliRunner().invoke(main, args)
+    done = command(tmp_path / "alone.py", "--suite", "two", "--min-effect", "30")
     evaluations = json.loads(done.stdout)
-    assert [(one["shape"], one["backend"], one["right"]) for one in evaluations] == [
-        ("N=8", "mine", right),
-        ("N=16", "mine", right),
-    ]
+    shown = [(one["shape"], one["backend"], one["right"]) for one in evaluations]
+    assert shown == [("N=8", "mine", right), ("N=16", "mine", right)]
     assert all("own reference was trusted" in one["note"] for one in evaluations)
     assert done.exit_code == (0 if right else 1), done.output
 
 
 def test_suites_may_be_separated_by_commas_and_a_mistake_has_an_answer(folder: Path) -> None:
-    args = ["evaluate", str(folder / "doubled.py"), "--device", "cpu", "--suite", "smoke,none", "--format=json"]
-    done = CliRunner().invoke(main, args)
+    done = command(folder / "doubled.py", "--suite", "smoke,none")
     (answer,) = json.loads(done.stdout)
     assert (done.exit_code, answer["verdict"]) == (2, "refused")
     assert "no suite 'none'" in answer["problem"], answer
@@ -240,14 +229,14 @@ def test_the_command_goes_by_groupbench_toml(folder: Path, monkeypatch: pytest.M
     (folder / "groupbench.toml").write_text('plugins = ["doubled.py"]\n')
     (folder / "only_wrong.py").write_text(CANDIDATE.replace("(fast, wrong, cached, raises)", "(wrong,)"))
     monkeypatch.chdir(folder)
-    done = CliRunner().invoke(
-        main, ["evaluate", "only_wrong.py:ALL", "--device", "cpu", "--shape", "N=8", "--format=json"]
-    )
+    done = command("only_wrong.py:ALL", "--shape", "N=8")
     assert [(one["backend"], one["verdict"]) for one in json.loads(done.stdout)] == [("wrong", "wrong")]
     assert done.exit_code == 1
 
 
 CELL = AbCell("op", "mine", "N=8", "fp32", plugins=("/a b.py",), base_backend="torch", trusted=())
+RIGHT = Prepared("gpu", Accuracy(rms=0.0))
+FASTER: dict[str, Any] = {"verdict": "different", "effect": -0.1, "low": -0.11, "high": -0.09, "head_facts": RIGHT}
 
 
 def result(**facts: object) -> Evaluation:
@@ -255,16 +244,13 @@ def result(**facts: object) -> Evaluation:
 
 
 def test_a_cheat_that_shows_while_it_is_timed_is_suspicious() -> None:
-    honest = Prepared("gpu", Accuracy(rms=0.0))
-    evaluation = result(
-        verdict="failed", head_facts=honest, failed_side="head", failed_status="wrong", message="in a timed call: stale"
-    )
+    fails = {"failed_side": "head", "failed_status": "wrong", "message": "in a timed call: stale"}
+    evaluation = result(verdict="failed", head_facts=RIGHT, **fails)
     assert (evaluation.verdict, evaluation.honest, evaluation.right) == ("suspicious", False, False)
 
 
 def test_an_interpreted_kernel_is_right_and_has_no_speed() -> None:
-    facts = Prepared("gpu", Accuracy(rms=0.0))
-    evaluation = result(verdict="same", timing="interpreted", head_facts=facts, message="accuracy alone was compared")
+    evaluation = result(verdict="same", timing="interpreted", head_facts=RIGHT, message="accuracy alone was compared")
     assert (evaluation.verdict, evaluation.speedup, evaluation.note) == ("right", None, "accuracy alone was compared")
 
 
@@ -277,26 +263,22 @@ def test_an_interpreted_kernel_is_right_and_has_no_speed() -> None:
     ],
 )
 def test_an_unknown_end_of_the_interval_is_not_printed(low: float, high: float, text: str) -> None:
-    facts = {"head_facts": Prepared("cpu", Accuracy(rms=0.0)), "effect": -0.1, "low": low, "high": high}
-    line = lines_of(result(verdict="unknown", **facts))[1]
+    line = lines_of(result(**FASTER | {"verdict": "unknown", "low": low, "high": high}))[1]
     assert text in line and "?" not in line
 
 
 def test_what_could_not_be_checked_names_the_candidate_and_its_rival() -> None:
     busy = ["times, because other work kept the CPU busy"]
-    honest = Prepared("gpu", Accuracy(rms=0.0))
-    facts: dict[str, object] = {"verdict": "different", "effect": -0.1, "low": -0.11, "high": -0.09}
-    facts["head_facts"] = honest
-    assert result(**facts).unchecked == {}
-    evaluation = result(**facts, unchecked={"base": busy, "head": busy})
+    assert result(**FASTER).unchecked == {}
+    evaluation = result(**FASTER, unchecked={"base": busy, "head": busy})
     assert (evaluation.verdict, evaluation.unchecked) == ("faster", {"against": busy, "candidate": busy})
     assert f"  not checked in torch and the candidate: {busy[0]}" in lines_of(evaluation)
 
 
 def test_a_routing_that_only_the_candidate_has_built_in_is_named() -> None:
-    facts = {"verdict": "different", "effect": -0.1, "low": -0.11, "high": -0.09, "base_dynamic": True}
-    assert (result(**facts, head_dynamic=False).note or "").startswith("the candidate has a built-in routing, so")
-    assert result(**facts, head_dynamic=True).note is None
+    note = result(**FASTER, base_dynamic=True, head_dynamic=False).note or ""
+    assert note.startswith("the candidate has a built-in routing, so")
+    assert result(**FASTER, base_dynamic=True, head_dynamic=True).note is None
 
 
 # lower and upper end of log(candidate / against) at the end of the budget
@@ -315,22 +297,16 @@ ENDS = {
 def test_at_the_end_of_a_limit_the_interval_decides(
     low: float | None, high: float, verdict: str, limit: Literal["budget", "blocks"]
 ) -> None:
-    facts = Prepared("gpu", Accuracy(rms=0.0))
-    evaluation = result(
-        verdict="unknown", head_facts=facts, effect=0.0, low=low, high=high, min_effect=0.01, message="not resolved",
-        ran_out=limit,
-    )  # fmt: skip
+    facts = {"effect": 0.0, "low": low, "high": high, "min_effect": 0.01, "message": "not resolved"}
+    evaluation = result(verdict="unknown", head_facts=RIGHT, ran_out=limit, **facts)
     assert (evaluation.verdict, evaluation.ran_out) == (verdict, limit)
     assert ("95 %" in (evaluation.note or "")) == (verdict != "unknown")
     assert ("--budget" in (evaluation.note or "")) == (verdict != "unknown" and limit == "budget")
 
 
 def test_no_change_is_too_small_if_the_smallest_is_zero() -> None:
-    result = AbResult(
-        AbCell("gemm", "triton", "N=1", "bf16"), AbSide("a"), AbSide("b"), "unknown", effect=0.003, low=0.002,
-        high=0.004, min_effect=0.0,
-    )  # fmt: skip
-    assert decided(result) == "slower"
+    facts = {"effect": 0.003, "low": 0.002, "high": 0.004, "min_effect": 0.0}
+    assert decided(AbResult(CELL, AbSide("a"), AbSide("b"), "unknown", **facts)) == "slower"
 
 
 @pytest.mark.parametrize("verdict", ["wrong", "suspicious", "failed", "unknown", "faster"])

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import Result
-from nights import commit
+from nights import Cli, Stored, commit, rows
 
 from groupbench.tracker.ab.kept import ComparisonKeeper, keep
 from groupbench.tracker.ab.result import AbCell, AbResult
 from groupbench.tracker.ab.side import AbSide
 from groupbench.tracker.store.engine import open_store
-
-Cli = Callable[..., Result]
-Stored = Callable[..., Any]
 
 H100 = {"device": "cuda", "gpu": "NVIDIA H100 80GB HBM3", "python": "3.11.9", "torch": "2.13.0", "triton": "3.7.1"}
 
@@ -53,7 +47,7 @@ def test_its_size_is_kept_apart_from_that_of_the_history(
     stored([*(make(night) for night in range(5)), *(make(night, ms=1.4) for night in range(5, 8))])
     with open_store(db, create=False) as store:
         assert keep(store, result(effect=effect), commit(4), commit(5)) == 1
-    (row,) = json.loads(cli("gate", "--format=json").stdout)["series"]
+    (row,) = rows(cli)
     assert row["change"] == pytest.approx(0.4, abs=0.01)
     assert ("estimated from the history: +40.0%" in row["note"]) == labelled
 

@@ -41,26 +41,27 @@ def commands(home: Path, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     return ran
 
 
+@pytest.fixture
+def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the folder of the wheels that pip finds."""
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "index"))
+    (tmp_path / "index").mkdir()
+    return tmp_path / "index"
+
+
 def wheel(folder: Path, name: str, version: str) -> None:
     info = f"{name}-{version}.dist-info"
     with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as archive:
         archive.writestr(f"{name}.py", f"version = {version!r}\n")
         archive.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
-        archive.writestr(
-            f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
-        )
+        archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
         archive.writestr(f"{info}/RECORD", "")
 
 
-def test_releases_of_an_index_and_an_environment_with_one(
-    tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    index = tmp_path / "index"
-    index.mkdir()
+def test_releases_of_an_index_and_an_environment_with_one(index: Path, home: Path) -> None:
     for version in ("1.9.0", "1.10.0", "1.10.1rc1", "1.11.0", "2.0.0"):
         wheel(index, "groupbench_fake_kernels", version)
-    monkeypatch.setenv("PIP_NO_INDEX", "1")
-    monkeypatch.setenv("PIP_FIND_LINKS", str(index))
     messages: list[str] = []
     assert releases("groupbench-fake-kernels", "1.9.0", "1.11.0") == ["1.9.0", "1.10.0", "1.11.0"]
     for _ in range(2):
@@ -85,8 +86,7 @@ def test_a_requirement_file_is_made_once_for_each_content_and_set_of_packages(
     (tmp_path / "new.txt").write_text("triton==3.8.0\n")
     first = interpreter("new.txt", tmp_path)
     assert interpreter("new.txt", tmp_path) == first
-    assert len(commands) == 2
-    assert commands[1][-2:] == ["-r", str(tmp_path / "new.txt")]
+    assert len(commands) == 2 and commands[1][-2:] == ["-r", str(tmp_path / "new.txt")]
     (tmp_path / "new.txt").write_text("triton==3.9.0\n")
     second = interpreter("new.txt", tmp_path)
     monkeypatch.setattr(toolchains, "distributions", lambda: ())
@@ -105,16 +105,10 @@ def made(commands: list[list[str]], home: Path) -> Callable[[Sequence[str], str]
     return run
 
 
-def test_a_file_with_one_pin_differs_in_that_package_alone(
-    tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_with_one_pin_differs_in_that_package_alone(tmp_path: Path, index: Path, home: Path) -> None:
     """Its other packages are those of the running interpreter, whatever the index has."""
-    index = tmp_path / "index"
-    index.mkdir()
     for name, version in (("groupbench_fake_kernels", "1.10.0"), ("msgspec", "99.0")):
         wheel(index, name, version)
-    monkeypatch.setenv("PIP_NO_INDEX", "1")
-    monkeypatch.setenv("PIP_FIND_LINKS", str(index))
     (tmp_path / "pinned.txt").write_text("groupbench_fake_kernels==1.10.0\n")
     python = interpreter("pinned.txt", tmp_path)
     code = "import importlib.metadata as m; print(sorted({f'{d.name}=={d.version}' for d in m.distributions()}))"

@@ -35,10 +35,18 @@ def repo(tmp_path: Path) -> Path:
     git(folder, "init", "-q")
     for text in ("one", "two"):
         (folder / "part" / "file").write_text(text)
-        git(folder, "add", ".")
-        git(folder, "commit", "-qm", text)
+        commit(folder, text)
     git(folder, "tag", "first", "HEAD~1")
     return folder
+
+
+def commit(repo: Path, subject: str) -> None:
+    git(repo, "add", "-A")
+    git(repo, "commit", "-qm", subject)
+
+
+def add_submodule(repo: Path, library: Path) -> None:
+    git(repo, "-c", "protocol.file.allow=always", "submodule", "--quiet", "add", str(library), "lib")
 
 
 def worktrees(repo: Path) -> int:
@@ -55,9 +63,18 @@ def test_a_commit_is_a_folder_meanwhile(repo: Path, name: str) -> None:
     assert (repo / "part" / "file").read_text() == "not committed"
 
 
-def test_a_folder_within_the_repository_stays_that_folder(repo: Path) -> None:
-    with checkout(repo / "part", "first") as tree:
-        assert (tree / "file").read_text() == "one"
+def test_setup_runs_in_the_folder(repo: Path) -> None:
+    """A folder within the repository stays that folder."""
+    with checkout(repo / "part", "first", Recipe("cp file built")) as tree:
+        assert (tree / "file").read_text() == (tree / "built").read_text() == "one"
+
+
+@pytest.mark.parametrize("name", ["nothing-of-that-name", "", "--help", "first:part/file"])
+def test_what_is_no_commit_is_refused(repo: Path, name: str) -> None:
+    with pytest.raises(WorktreeError):
+        resolve(repo, name)
+    with pytest.raises(WorktreeError, match="not in a git repository"):
+        resolve(repo.parent, "HEAD")
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
@@ -71,12 +88,6 @@ def test_it_is_gone_after_an_interrupt(repo: Path, error: type[BaseException]) -
 def test_one_commit_twice(repo: Path) -> None:
     with checkout(repo, "HEAD") as one, checkout(repo, "HEAD") as other:
         assert one != other and one.is_dir() and other.is_dir()
-    assert worktrees(repo) == 1
-
-
-def test_setup_runs_in_the_folder(repo: Path) -> None:
-    with checkout(repo, "first", Recipe("cp part/file built")) as tree:
-        assert (tree / "built").read_text() == "one"
 
 
 def test_setup_runs_in_the_environment_of_the_interpreter_that_measures(
@@ -105,9 +116,8 @@ def test_two_interpreters_have_a_build_of_a_commit_each(repo: Path, tmp_path: Pa
     for python in others:
         python.parent.mkdir()
         python.symlink_to(sys.executable)
-    with open_sides(
-        "first", "first", repo=repo, recipe=recipe, base_python=str(others[0]), head_python=str(others[1])
-    ) as sides:
+    pythons = dict(zip(("base_python", "head_python"), map(str, others), strict=True))
+    with open_sides("first", "first", repo=repo, recipe=recipe, **pythons) as sides:
         built = [(side.tree / "built").read_text().strip() for side in sides if side.tree is not None]
     assert built == [side.python for side in sides] == list(map(str, others))
     with open_sides("first", "first", repo=repo, recipe=recipe) as (base, head):
@@ -124,21 +134,10 @@ def test_a_commit_that_does_not_build_says_so_in_one_line(repo: Path, by_option:
     assert worktrees(repo) == 1
 
 
-@pytest.mark.parametrize("name", ["nothing-of-that-name", "", "--help", "first:part/file"])
-def test_what_is_no_commit_is_refused(repo: Path, name: str) -> None:
-    with pytest.raises(WorktreeError):
-        resolve(repo, name)
-
-
 def test_a_commit_that_a_shallow_clone_lacks(repo: Path, tmp_path: Path) -> None:
     git(tmp_path, "clone", "-q", "--depth", "1", f"file://{repo}", "shallow")
     with pytest.raises(WorktreeError, match=r"'first'.*this is a shallow clone: run `git fetch --unshallow`"):
         resolve(tmp_path / "shallow", "first")
-
-
-def test_outside_a_repository(tmp_path: Path) -> None:
-    with pytest.raises(WorktreeError, match="not in a git repository"):
-        resolve(tmp_path, "HEAD")
 
 
 def test_a_hooks_variables_do_not_lead_elsewhere(repo: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -239,27 +238,23 @@ def test_the_users_hooks_do_not_run(repo: Path, tmp_path: Path) -> None:
 
 def test_a_commit_has_its_own_submodules_and_the_repository_is_unchanged(repo: Path, tmp_path: Path) -> None:
     library = tmp_path / "library"
+    library.mkdir()
+    git(library, "init", "--quiet")
     for text in ("old", "new"):
-        library.mkdir(exist_ok=True)
         (library / "version").write_text(text)
-        if text == "old":
-            git(library, "init", "--quiet")
-        git(library, "add", "-A")
-        git(library, "commit", "--quiet", "-m", text)
-    git(repo, "-c", "protocol.file.allow=always", "submodule", "--quiet", "add", str(library), "lib")
-    git(repo / "lib", "checkout", "--quiet", "HEAD~1")
-    git(repo, "add", "-A")
-    git(repo, "commit", "--quiet", "-m", "with the old library")
-    git(repo / "lib", "checkout", "--quiet", "-")
-    git(repo, "commit", "--quiet", "-a", "-m", "with the new library")
+        commit(library, text)
+    add_submodule(repo, library)
+    for version in ("HEAD~1", "-"):
+        git(repo / "lib", "checkout", "--quiet", version)
+        commit(repo, f"with the library's {version}")
 
     def state() -> dict[str, bytes]:
         files = (path for path in (repo / ".git").rglob("*") if path.is_file() and "objects" not in path.parts)
         return {str(path): path.read_bytes() for path in files if path.name not in ("index", "COMMIT_EDITMSG")}
 
     before = state()
-    for commit, text in (("HEAD~1", "old"), ("HEAD", "new")):
-        with checkout(repo, commit) as tree:
+    for name, text in (("HEAD~1", "old"), ("HEAD", "new")):
+        with checkout(repo, name) as tree:
             assert (tree / "lib/version").read_text() == text
     assert state() == before
 
@@ -269,7 +264,7 @@ def test_a_submodule_whose_commit_is_not_here_is_a_fault_of_the_machine(repo: Pa
     library.mkdir()
     git(library, "init", "--quiet")
     git(library, "commit", "--quiet", "--allow-empty", "-m", "empty")
-    git(repo, "-c", "protocol.file.allow=always", "submodule", "--quiet", "add", str(library), "lib")
+    add_submodule(repo, library)
     git(repo, "update-index", "--cacheinfo", f"160000,{'a' * 40},lib")
     git(repo, "commit", "--quiet", "-m", "with a lost library")
     with pytest.raises(CheckoutError, match="git fetch --recurse-submodules"), checkout(repo, "HEAD"):
@@ -298,8 +293,7 @@ def test_a_spare_worktree_has_the_files_of_its_new_commit_alone(repo: Path, monk
     """Whatever the first commit's build and measured code left there."""
     (repo / ".gitignore").write_text("build/\n")
     (repo / "gone").write_text("only in the next commit")
-    git(repo, "add", ".")
-    git(repo, "commit", "-qm", "three")
+    commit(repo, "three")
     git(repo, "rm", "-q", "gone")
     git(repo, "commit", "-qm", "four")
     made = added(repo, monkeypatch)
@@ -314,10 +308,10 @@ def test_a_spare_worktree_has_the_files_of_its_new_commit_alone(repo: Path, monk
                 (first / folder).mkdir()
                 (first / folder / "made").write_text("by a build")
             git(first / "other", "init", "-q")
-        for commit in ("HEAD", "HEAD~1", "first"):
-            with checkout(repo, commit) as fresh, checkout(repo, commit, spares=spares) as moved:
+        for name in ("HEAD", "HEAD~1", "first"):
+            with checkout(repo, name) as fresh, checkout(repo, name, spares=spares) as moved:
                 assert listing(moved) == listing(fresh)
-                assert moved != first and not first.exists() and moved.name == resolve(repo, commit)[:12]
+                assert moved != first and not first.exists() and moved.name == resolve(repo, name)[:12]
                 assert worktrees(repo) == 3
         assert worktrees(repo) == 2
     assert worktrees(repo) == 1 and len(made) == 1 + 3 and not first.parent.exists()
@@ -329,14 +323,13 @@ def test_a_spare_worktree_that_git_would_not_write_whole_is_not_used(
 ) -> None:
     git(repo, "config", "filter.loud.smudge", "tr a-z A-Z")
     (repo / file).write_text("* filter=loud\n" if file == ".gitattributes" else "")
-    git(repo, "add", ".")
-    git(repo, "commit", "-qm", "three")
+    commit(repo, "three")
     made = added(repo, monkeypatch)
     with Spares() as spares:
-        for commit, text in (("HEAD", "two"), ("HEAD~1", "two"), ("HEAD", "two")):
-            with checkout(repo, commit, spares=spares) as tree:
-                loud = file == ".gitattributes" and commit == "HEAD"
-                assert (tree / "part/file").read_text() == (text.upper() if loud else text)
+        for name in ("HEAD", "HEAD~1", "HEAD"):
+            with checkout(repo, name, spares=spares) as tree:
+                loud = file == ".gitattributes" and name == "HEAD"
+                assert (tree / "part/file").read_text() == ("TWO" if loud else "two")
     assert len(made) >= 2 and worktrees(repo) == 1
 
 
@@ -355,10 +348,9 @@ def test_a_checkout_lies_in_memory_unless_it_is_built(
     sizes = []
     monkeypatch.setattr(worktree, "in_memory", lambda size: sizes.append(size) or str(memory))
     (memory := tmp_path / "memory").mkdir()
-    spares = Spares()
-    with spares:
-        for commit in ("first", "HEAD"):
-            with checkout(repo, commit, recipe, spares=spares) as tree:
+    with Spares() as spares:
+        for name in ("first", "HEAD"):
+            with checkout(repo, name, recipe, spares=spares) as tree:
                 assert tree.is_relative_to(memory) == kept
     assert sizes == ([4096 + len("two")] * 2 if kept else [])
     assert not list(memory.iterdir())

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import Result
+from nights import Cli, members, rows, wobble
 from planned_ab import FakeBench
 from repositories import git
 
 from groupbench.tracker.ab.confirm import Measuring, confirm
-from groupbench.tracker.ab.kept import hardware_of
-from groupbench.tracker.ab.result import AbCell, AbResult, AbVerdict, SideAccuracy, accuracy_change
+from groupbench.tracker.ab.result import AbCell, AbResult, SideAccuracy
 from groupbench.tracker.ab.side import AbSide
 from groupbench.tracker.bisect import drive
 from groupbench.tracker.bisect.causes import Searches
@@ -27,7 +26,6 @@ from groupbench.tracker.serve.database import open_to_read
 from groupbench.tracker.serve.verdict import judge
 from groupbench.tracker.store.engine import open_store
 
-Cli = Callable[..., Result]
 H100 = {"device": "cuda", "gpu": "NVIDIA H100 80GB HBM3", "python": "3.11.9", "torch": "2.13.0", "triton": "3.7.1"}
 RIGHT, WRONG = SideAccuracy("ok", 2e-3), SideAccuracy("wrong", 0.5, "12 % outside")
 pytestmark = [pytest.mark.sqlite, pytest.mark.usefixtures("two_nights_are_certain")]
@@ -53,21 +51,17 @@ class Bench:
         if head in self.broken:
             return AbFinding("failed", message="SyntaxError", at="head")
         effect = self.effect * ((head >= self.planted) - (base >= self.planted))
-        verdict: AbVerdict = "different" if effect else "same"
-        sides = [WRONG if at >= self.planted else RIGHT for at in (base, head)]
+        is_wrong = self.metric == "accuracy"
+        sides = [WRONG if is_wrong and at >= self.planted else RIGHT for at in (base, head)]
         cell = AbCell("grouped_gemm", self.backend, "G=4,N=1024,K=1024", "bf16")
         result = AbResult(
-            cell, AbSide("a"), AbSide("b"), verdict, effect, low=effect - 0.001, high=effect + 0.001, base_ms=1.0,
-            timing="gpu", min_effect=0.003, base_environment=self.here, head_environment=self.here,
+            cell, AbSide("a"), AbSide("b"), "different" if effect else "same", effect, low=effect - 0.001,
+            high=effect + 0.001, base_ms=1.0, timing="gpu", min_effect=0.003, base_environment=self.here,
+            head_environment=self.here, base_accuracy=sides[0], head_accuracy=sides[1],
         )  # fmt: skip
         self.keep(result, question.base, question.head)
-        if self.metric == "latency":
-            interval = effect - 0.001, effect + 0.001
-            return AbFinding(verdict, effect, *interval, 1.0, 1.0 + effect, hardware=hardware_of(result))
-        spoilt = accuracy_change(*sides)
-        log = {"wrong": 5.0}.get(spoilt, 0.0)
-        values = log, log - 0.1, log + 0.1, sides[0].rms, sides[1].rms
-        return AbFinding("different" if log else "same", *values, hardware=hardware_of(result))
+        finding = drive.finding_of_latency if self.metric == "latency" else drive.finding_of_accuracy
+        return finding(result)
 
 
 @pytest.fixture(scope="module")
@@ -113,7 +107,7 @@ def hints(result: Result) -> list[str]:
 
 
 def row_of(cli: Cli, *run: str) -> dict[str, Any]:
-    (row,) = json.loads(cli("gate", "--format=json", *run).stdout)["series"]
+    (row,) = rows(cli, *run)
     return row
 
 
@@ -139,7 +133,7 @@ def test_the_named_commit_is_the_cause_everywhere(cli: Cli, slower: Bench, db: P
     (named,) = row["named"]
     assert named["commits"] == [{"hash": commits[5], "subject": "Change 5", "author": "Ada"}]
     assert (named["parent"], named["metric"]) == (commits[4], "latency") and named["confidence"] > 0.99
-    (alert,) = json.loads(cli("incidents", "--each", "--format=json").stdout)
+    (alert,) = members(cli)
     assert (alert["commit"], alert["subject"], alert["author"]) == (commits[5], "Change 5", "Ada")
     assert "(named by bisect)" in cli("incidents").stdout
     (served,) = judge(open_to_read(str(db)), "run-008").rows
@@ -158,10 +152,7 @@ def test_the_search_begins_where_the_stored_results_step(
     found = cli("bisect", commits[1], commits[8], "--series", "1")
     assert found.stdout.startswith(f"{commits[5][:10]} made ")
     assert "the search begins at the step of 4 commits with stored results" in found.stderr
-    heads = [
-        line.split(": ")[1].split()[0] for line in found.stderr.splitlines() if line[:1].isdigit() and ". " in line[:4]
-    ]
-    assert heads[:3] == [commits[8][:10], commits[4][:10], commits[6][:10]]
+    assert slower.asked[:3] == [(1, 8), (1, 4), (1, 6)]
 
 
 def test_a_search_that_could_not_be_stored_is_stored_when_it_is_resumed(
@@ -184,34 +175,27 @@ def test_a_search_that_could_not_be_stored_is_stored_when_it_is_resumed(
     assert row_of(cli)["named"][0]["parent"] == commits[4]
 
 
-def test_wider_ends_name_it_too(cli: Cli, slower: Bench) -> None:
-    commits = slower.commits
-    cli("bisect", commits[0], commits[9], "--series", "1")
-    assert row_of(cli)["named"][0]["parent"] == commits[4]
-    assert not hints(cli("gate"))
-
-
 def test_an_alert_of_a_wider_range_names_it_too(cli: Cli, slower: Bench, stored: Any, make: Any) -> None:
     commits = slower.commits
     cli("gate", "--update")
     stored([make(9, ms=1.05, commit=commits[6])])  # such as by a backfill
     cli("bisect", commits[1], commits[6], "--series", "1")
-    (alert,) = json.loads(cli("incidents", "--each", "--format=json").stdout)
+    (alert,) = members(cli)
     assert alert["commit"] == commits[5]
     assert row_of(cli, "--run", "run-008")["subject"] == "Change 5"
 
 
 def test_a_search_elsewhere_says_nothing_about_the_change(cli: Cli, slower: Bench, stored: Any, make: Any) -> None:
     commits = slower.commits
-    stored([make(n, backend="other", commit=commits[1 if n < 6 else 8], ms=1.0 if n < 6 else 1.05) for n in range(9)])
+    stored(slower_too(slower, make))
     cli("bisect", commits[1], commits[8], "--series", "1")
-    rows = {row["backend"]: row for row in json.loads(cli("gate", "--format=json").stdout)["series"]}
-    assert rows["triton"]["named"] and not rows["other"]["named"]
+    of = {row["backend"]: row for row in rows(cli)}
+    assert of["triton"]["named"] and not of["other"]["named"]
     assert "--series 2 " in hints(cli("gate"))[0]
     slower.planted = 9
     cli("bisect", commits[8], commits[9], "--series", "1")
-    rows = {row["backend"]: row for row in json.loads(cli("gate", "--format=json").stdout)["series"]}
-    assert rows["triton"]["subject"] == "Change 5" and not rows["other"]["named"]
+    of = {row["backend"]: row for row in rows(cli)}
+    assert of["triton"]["subject"] == "Change 5" and not of["other"]["named"]
 
 
 def test_a_search_for_an_improvement_does_not_explain_a_regression(cli: Cli, slower: Bench) -> None:
@@ -230,8 +214,7 @@ def test_a_narrowed_range_is_called_so(cli: Cli, slower: Bench) -> None:
     assert [each["hash"] for each in row["named"][0]["commits"]] == commits[4:7]
     assert row["commits"] == f"{commits[3][:10]}..{commits[6][:10]}"
     gate = cli("gate")
-    assert "one of 3 commits left by bisect" in " ".join(gate.stdout.split())
-    assert not hints(gate)
+    assert "one of 3 commits left by bisect" in " ".join(gate.stdout.split()) and not hints(gate)
 
 
 def test_a_wrong_result_has_its_own_search(cli: Cli, bench: Bench, stored: Any, make: Any) -> None:
@@ -269,9 +252,8 @@ def test_a_night_names_the_commit_and_the_owner_of_each_incident(
     assert number < 8 and "no difference" not in done.stdout
     cli("gate", "--update")
     screen = first_screen(cli)
-    assert screen.startswith(
-        "1 confirmed: latency +5.0% to +5.1% in 2 series of grouped_gemm other, grouped_gemm triton\n"
-    )
+    title = "1 confirmed: latency +5.0% to +5.1% in 2 series of grouped_gemm other, grouped_gemm triton\n"
+    assert screen.startswith(title)
     assert f"{slower.commits[4][:10]}..{slower.commits[5][:10]} (named by bisect) 'Change 5'; owner Ada; " in screen
     assert "bisect named the commit (above 99.9 %)" in screen and "by history alone" not in screen
     assert cli("confirm").stdout == "CONFIRM nothing to confirm\n"
@@ -286,16 +268,13 @@ def test_every_member_keeps_the_commit_that_a_search_of_one_named(
     number = len(slower.asked)
     for night, lead in ((8, 1.05), (9, 1.0), (10, 1.0)):  # the searched series is then back on the level
         if night > 8:
-            stored(make(night, ms=ms, backend=name, commit=slower.commits[9]) for name, ms in of_night(lead))
+            facts = {"commit": slower.commits[9]}
+            stored([make(night, ms=lead, backend="other", **facts), make(night, ms=1.05, **facts)])
         cli("confirm")
         gate = cli("gate", "--update")
         assert "of 7 commits" not in gate.stdout + first_screen(cli), night
         assert "(named by bisect)" in first_screen(cli)
     assert len(slower.asked) == number
-
-
-def of_night(lead: float) -> list[tuple[str, float]]:
-    return [("other", lead), ("triton", 1.05)]
 
 
 def test_a_search_that_measures_nothing_waits_for_the_other_causes(
@@ -314,12 +293,6 @@ def test_a_search_that_measures_nothing_waits_for_the_other_causes(
     assert sum("fails: no compiler" in line for line in lines) == 2, "measured again, and printed once"
     slower.dead = set()
     assert f"{slower.commits[5][:10]} made grouped_gemm other " in cli("confirm").stdout
-
-
-def test_two_causes_have_a_search_each(cli: Cli, slower: Bench, stored: Any, make: Any) -> None:
-    stored(slower_too(slower, make, ms=1.4))
-    lines = cli("confirm").stderr.splitlines()
-    assert sum(line.startswith("bisect ") for line in lines) == 2
 
 
 def test_a_search_without_an_answer_is_not_repeated(cli: Cli, slower: Bench) -> None:
@@ -363,12 +336,12 @@ def test_a_search_continues_on_the_next_night(cli: Cli, slower: Bench, db: Path)
 def test_a_search_by_hand_names_the_owner_at_once(cli: Cli, slower: Bench) -> None:
     cli("gate", "--update")
     assert "owner unknown" in first_screen(cli)
-    cli("bisect", slower.commits[1], slower.commits[8], "--series", "1")
+    cli("bisect", slower.commits[0], slower.commits[9], "--series", "1")  # wider ends than the change's
     assert "owner Ada" in first_screen(cli)
 
 
 def suspect_too(bench: Bench, make: Any, ms: float, **facts: Any) -> list[Any]:
-    quiet = [make(n, commit=bench.commits[1], ms=1 + 0.001 * (n % 3 - 1), **facts) for n in range(6)]
+    quiet = [make(n, commit=bench.commits[1], ms=wobble(n), **facts) for n in range(6)]
     return [*quiet, make(8, commit=bench.commits[8], ms=ms, **facts)]
 
 

@@ -7,6 +7,7 @@ import random
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -19,10 +20,13 @@ from groupbench.tracker.bisect.search import (
     ComparisonRequest,
     GaveUp,
     Line,
+    Posterior,
     Rates,
     Trace,
+    pooled,
     search,
 )
+from groupbench.tracker.bisect.search import side as side_of
 
 EXACT = Rates(1e-4, 1e-4)
 Compare = Callable[[ComparisonRequest], AbFinding]
@@ -96,10 +100,12 @@ class World:
         measured = effect + self.random.gauss(0, 0.0003)
         return finding(measured, "different" if differs != wrong else "same", seconds=1.0)
 
-    def hunt(self, **settings: object) -> tuple[BisectResult, list[ComparisonRequest], Trace]:
+    def hunt(
+        self, compare: Compare | None = None, **settings: object
+    ) -> tuple[BisectResult, list[ComparisonRequest], Trace]:
         trace = Trace()
         chosen = replace(Settings(rates=self.rates), **settings)  # type: ignore[arg-type]
-        result, questions = finish(hunt(self.history, chosen, trace), self.compare)
+        result, questions = finish(hunt(self.history, chosen, trace), compare or self.compare)
         return result, questions, trace
 
 
@@ -112,11 +118,8 @@ def test_each_place_of_a_history_of_32_is_named_in_5_steps(where: int) -> None:
     result, _, trace = World(straight(32), {f"c{where}": 0.02}).hunt()
     assert result.outcome == "found"
     (culprit,) = result.culprits
-    assert culprit.commits == (f"c{where}",)
-    assert culprit.parent == f"c{where - 1}"
-    assert trace.comparisons["ends"] == 1
-    assert trace.comparisons["step"] <= 5
-    assert trace.comparisons["confirm"] == 1
+    assert (culprit.commits, culprit.parent) == ((f"c{where}",), f"c{where - 1}")
+    assert (trace.comparisons["ends"], trace.comparisons["confirm"]) == (1, 1) and trace.comparisons["step"] <= 5
     assert culprit.finding.effect == pytest.approx(0.02, abs=0.002)
     assert result.unexplained is None
 
@@ -129,25 +132,18 @@ def test_the_pair_is_measured_apart_from_what_found_it() -> None:
 
 def test_no_regression_is_an_answer() -> None:
     result, questions, _ = World(straight(32), {}).hunt()
-    assert (result.outcome, len(questions)) == ("none", 1)
-    assert "no regression" in result.message
-
-
-def test_equal_trees_are_not_measured() -> None:
-    world = World(straight(4), {}, keys={f"c{i}": "k" for i in range(4)})
-    result, questions, _ = world.hunt()
-    assert (result.outcome, questions) == ("none", [])
+    assert (result.outcome, len(questions)) == ("none", 1) and "no regression" in result.message
+    result, questions, _ = World(straight(4), {}, keys={f"c{i}": "k" for i in range(4)}).hunt()
+    assert (result.outcome, questions) == ("none", []), "equal trees are not measured"
 
 
 def test_an_improvement_is_told_and_looked_for_when_asked() -> None:
     world = World(straight(16), {"c5": -0.03})
     result, _, _ = world.hunt()
-    assert result.outcome == "opposite"
-    assert not result.culprits
+    assert result.outcome == "opposite" and not result.culprits
     for direction in ("better", "either"):
         result, _, _ = world.hunt(direction=direction)
-        assert result.outcome == "found"
-        assert result.culprits[0].commits == ("c5",)
+        assert result.outcome == "found" and result.culprits[0].commits == ("c5",)
     assert World(straight(4), {"c2": 0.03}).hunt(direction="better")[0].outcome == "opposite"
 
 
@@ -159,8 +155,7 @@ def test_an_improvement_on_the_way_is_not_blamed() -> None:
 def test_commits_that_do_not_matter_share_a_measurement() -> None:
     keys = {f"c{i}": f"k{i // 8}" for i in range(32)}
     result, questions, trace = World(straight(32), {"c16": 0.02}, keys=keys).hunt()
-    assert result.culprits[0].commits == ("c16",)
-    assert result.culprits[0].parent == "c15"
+    assert result.culprits[0].commits == ("c16",) and result.culprits[0].parent == "c15"
     assert trace.comparisons["step"] <= 2
     assert all(q.head in ("c31", "c8", "c16", "c24") for q in questions)
 
@@ -200,18 +195,15 @@ def test_a_commit_that_fails_once_is_not_skipped(why: str, at: str) -> None:
             return AbFinding("failed", at=at, message="out of memory")
         return world.compare(question)
 
-    trace = Trace()
-    result, questions = finish(hunt(world.history, Settings(rates=EXACT), trace), compare)
-    assert (result.outcome, trace.skipped) == ("found", {})
-    assert result.culprits[0].commits == ("c6",)
+    result, questions, trace = world.hunt(compare)
+    assert (result.outcome, trace.skipped) == ("found", {}) and result.culprits[0].commits == ("c6",)
     assert all(questions.count(question) >= 2 for question in failed) and failed
     assert sum(trace.comparisons.values()) == len(questions)
 
 
 def test_a_commit_that_fails_twice_is_skipped() -> None:
     world = World(straight(16), {"c6": 0.02}, broken=frozenset({"c8"}))
-    trace = Trace()
-    result, questions = finish(hunt(world.history, Settings(rates=EXACT), trace), world.compare)
+    result, questions, trace = world.hunt()
     assert result.culprits[0].commits == ("c6",)
     assert trace.skipped == {"c8": "does not build"}
     assert sum(question.head == "c8" for question in questions) == 2
@@ -227,33 +219,42 @@ def test_a_long_broken_stretch_costs_few_steps() -> None:
 
 def test_a_pair_that_differs_the_other_way_does_not_confirm() -> None:
     world = World(straight(2), {"c1": 0.02})
-
-    def compare(question: ComparisonRequest) -> AbFinding:
-        return finding(-0.02) if question.why == "confirm" else world.compare(question)
-
-    result, _ = finish(hunt(world.history, Settings(rates=EXACT), Trace()), compare)
-    assert result.outcome != "found"
-    assert not result.culprits
+    result, _, _ = world.hunt(lambda question: finding(-0.02) if question.why == "confirm" else world.compare(question))
+    assert result.outcome != "found" and not result.culprits
 
 
 def test_the_smallest_change_of_the_comparisons_is_that_of_the_search() -> None:
     """A second change of 0.7 % counts, since each comparison shows changes from 0.3 % on."""
     world = World(straight(32), {"c5": 0.007, "c20": 0.009})
-
-    def compare(question: ComparisonRequest) -> AbFinding:
-        return replace(world.compare(question), least=math.log1p(0.003))
-
-    result, _ = finish(hunt(world.history, Settings(rates=EXACT), Trace()), compare)
+    result, _, _ = world.hunt(lambda question: replace(world.compare(question), least=math.log1p(0.003)))
     assert [culprit.commits for culprit in result.culprits] == [("c20",)]
     assert result.unexplained == pytest.approx(0.007, abs=0.001)
+
+
+def test_a_good_end_that_fails_midway_ends_it() -> None:
+    world = World(straight(16), {"c5": 0.02})
+    failed = AbFinding("failed", at="base", message="out of memory")
+    result, questions, _ = world.hunt(lambda question: failed if question.why == "step" else world.compare(question))
+    assert (result.outcome, "out of memory" in result.message, len(questions)) == ("undecided", True, 3)
+
+
+def test_many_small_changes_name_nobody() -> None:
+    """Each change is too small for the A/B, but not all of them together, so no pair of commits shows it."""
+    world = World(straight(17), {f"c{i}": 0.03 / 16 for i in range(1, 17)})
+
+    def compare(question: ComparisonRequest) -> AbFinding:
+        effect = world.level(question.head) - world.level(question.base)
+        return finding(effect, "different" if abs(effect) > 0.004 else "same")
+
+    result, _, _ = world.hunt(compare)
+    assert (result.outcome, result.culprits, "small changes" in result.message) == ("undecided", (), True)
 
 
 def test_ends_that_fail_are_named() -> None:
     for broken, word in (("c0", "GOOD"), ("c7", "BAD")):
         result, _, _ = World(straight(8), {"c3": 0.02}, broken=frozenset([broken])).hunt()
         assert result.outcome == "undecided"
-        assert word in result.message
-        assert "does not build" in result.message
+        assert word in result.message and "does not build" in result.message
 
 
 def test_ends_that_stay_unknown_are_said_to() -> None:
@@ -270,8 +271,7 @@ def test_a_step_that_stays_unknown_is_skipped() -> None:
             return AbFinding("unknown", 0.01, -0.02, 0.04)
         return world.compare(question)
 
-    trace = Trace()
-    result, questions = finish(hunt(world.history, Settings(rates=EXACT), trace), compare)
+    result, questions, trace = world.hunt(compare)
     assert result.culprits[0].commits == ("c5",)
     assert "c8" in trace.skipped
     assert [q.budget for q in questions if q.head == "c8" and q.why == "step"] == [1.0, 2.0]
@@ -283,8 +283,7 @@ def test_of_two_changes_the_larger_is_named_and_the_rest_told() -> None:
     assert [c.commits for c in result.culprits] == [("c20",)]
     assert result.unexplained == pytest.approx(0.02, abs=0.004)
     result, _, _ = world.hunt(all=True)
-    assert [c.commits for c in result.culprits] == [("c20",), ("c6",)]
-    assert result.unexplained is None
+    assert [c.commits for c in result.culprits] == [("c20",), ("c6",)] and result.unexplained is None
 
 
 @pytest.mark.parametrize("planted", [{"c4": 0.04, "c12": 0.03, "c20": 0.03}, {"c4": 0.03, "c12": 0.03, "c20": 0.04}])
@@ -332,34 +331,17 @@ def test_stored_results_decide_nothing(where: int) -> None:
 
 def merging() -> dict[str, tuple[str, ...]]:
     """main m0..m5; a branch b1..b6 from m1 merged in m3, into which s1..s3 from b2 was merged in b4."""
-    return {
-        "m0": (),
-        "m1": ("m0",),
-        "m2": ("m1",),
-        "b1": ("m1",),
-        "b2": ("b1",),
-        "b3": ("b2",),
-        "s1": ("b2",),
-        "s2": ("s1",),
-        "s3": ("s2",),
-        "b4": ("b3", "s3"),
-        "b5": ("b4",),
-        "m3": ("m2", "b5"),
-        "m4": ("m3",),
-        "m5": ("m4",),
-    }
+    text = "m0 m1:m0 m2:m1 b1:m1 b2:b1 b3:b2 s1:b2 s2:s1 s3:s2 b4:b3,s3 b5:b4 m3:m2,b5 m4:m3 m5:m4"
+    commits = (each.partition(":") for each in text.split())
+    return {name: tuple(filter(None, parents.split(","))) for name, _, parents in commits}
 
 
 @pytest.mark.parametrize(
     ("where", "merges"),
     [
-        ("m2", ()),
-        ("m4", ()),
-        ("b1", ("m3",)),
-        ("b3", ("m3",)),
-        ("b5", ("m3",)),
-        ("s1", ("m3", "b4")),
-        ("s3", ("m3", "b4")),
+        *((where, ()) for where in ("m2", "m4")),
+        *((where, ("m3",)) for where in ("b1", "b3", "b5")),
+        *((where, ("m3", "b4")) for where in ("s1", "s3")),
     ],
 )
 def test_a_merge_is_descended_into(where: str, merges: tuple[str, ...]) -> None:
@@ -374,8 +356,7 @@ def test_a_merge_is_descended_into(where: str, merges: tuple[str, ...]) -> None:
 def test_a_merge_that_is_slow_by_itself_is_named(where: str) -> None:
     result, _, _ = World(merging(), {where: 0.02}).hunt()
     (culprit,) = result.culprits
-    assert culprit.commits == (where,)
-    assert "the merge itself" in culprit.note
+    assert culprit.commits == (where,) and "the merge itself" in culprit.note
 
 
 def test_a_good_that_is_no_ancestor_is_replaced_by_the_merge_base() -> None:
@@ -384,34 +365,15 @@ def test_a_good_that_is_no_ancestor_is_replaced_by_the_merge_base() -> None:
     result, questions, _ = world.hunt()
     assert result.culprits[0].commits == ("b",)
     assert [q.why for q in questions][:2] == ["ends", "merge base"]
-    fixed = World(parents, {"r": 0.02, "g1": -0.02}, good="g1", base="r")
-    result, _, _ = fixed.hunt()
-    assert result.outcome == "undecided"
-    assert "merge base" in result.message
-    assert "undone on the way" in result.message
-    assert not result.culprits
-
-
-def test_many_small_changes_name_nobody() -> None:
-    """Each change is too small for the A/B, but not all of them together, so no pair of commits shows it."""
-    names = [f"c{i}" for i in range(1, 17)]
-    world = World(straight(17), dict.fromkeys(names, 0.03 / 16))
-
-    def compare(question: ComparisonRequest) -> AbFinding:
-        effect = world.level(question.head) - world.level(question.base)
-        return finding(effect, "different" if abs(effect) > 0.004 else "same")
-
-    result, _ = finish(hunt(world.history, Settings(rates=EXACT), Trace()), compare)
-    assert result.outcome == "undecided"
-    assert not result.culprits
-    assert "small changes" in result.message
+    result, _, _ = World(parents, {"r": 0.02, "g1": -0.02}, good="g1", base="r").hunt()
+    assert result.outcome == "undecided" and not result.culprits
+    assert "merge base" in result.message and "undone on the way" in result.message
 
 
 @pytest.mark.parametrize("lie", ["c16", "c8", "c24", "c12", "c4"])
 @pytest.mark.parametrize("where", [3, 13, 29])
 def test_one_wrong_answer_is_found_out(lie: str, where: int) -> None:
-    world = World(straight(32), {f"c{where}": 0.02}, Rates(0.01, 0.05))
-    world.rates = EXACT
+    world = World(straight(32), {f"c{where}": 0.02})
     tested: list[str] = []
 
     def compare(question: ComparisonRequest) -> AbFinding:
@@ -421,34 +383,8 @@ def test_one_wrong_answer_is_found_out(lie: str, where: int) -> None:
             return finding(0.0, "same") if correct.verdict == "different" else finding(0.02)
         return correct
 
-    result, _ = finish(hunt(world.history, Settings(rates=Rates(0.01, 0.05)), Trace()), compare)
-    assert result.outcome == "found"
-    assert result.culprits[0].commits == (f"c{where}",)
-
-
-def test_a_difference_that_does_not_come_again_is_none() -> None:
-    world = World(straight(16), {})
-
-    def compare(question: ComparisonRequest) -> AbFinding:
-        return finding(0.02) if question.why == "ends" else world.compare(question)
-
-    result, _ = finish(hunt(world.history, Settings(rates=Rates(0.01, 0.05)), Trace()), compare)
-    assert result.outcome == "none"
-    assert "did not appear again" in result.message
-
-
-def test_a_good_end_that_fails_midway_ends_it() -> None:
-    world = World(straight(16), {"c5": 0.02})
-
-    def compare(question: ComparisonRequest) -> AbFinding:
-        if question.why == "step":
-            return AbFinding("failed", at="base", message="out of memory")
-        return world.compare(question)
-
-    result, questions = finish(hunt(world.history, Settings(rates=EXACT), Trace()), compare)
-    assert result.outcome == "undecided"
-    assert "out of memory" in result.message
-    assert len(questions) == 3
+    result, _, _ = world.hunt(compare, rates=Rates(0.01, 0.05))
+    assert result.outcome == "found" and result.culprits[0].commits == (f"c{where}",)
 
 
 @st.composite
@@ -548,11 +484,60 @@ def test_at_the_rates_of_the_ab_nobody_innocent_is_named() -> None:
         def compare(question: ComparisonRequest, world: World = world) -> AbFinding:
             return finding(0.02) if question.why == "ends" else world.compare(question)
 
-        result, _ = finish(hunt(world.history, Settings(rates=rates), Trace()), compare)
-        assert result.outcome == "none"
+        result, _, _ = world.hunt(compare)
+        assert result.outcome == "none" and "did not appear again" in result.message
 
 
 def test_giving_up_reaches_the_caller_of_a_line() -> None:
     line = Line("g", tuple(Change(f"c{i}", f"c{i - 1}") for i in range(4)), "c3")
     with pytest.raises(GaveUp, match="lost"):
         finish(search(line, 0.02, Rates(), 0.95, Trace()), lambda q: AbFinding("failed", at="base", message="lost"))
+
+
+@given(st.integers(1, 40), st.lists(st.tuples(st.integers(1, 40), st.booleans()), max_size=30))
+def test_probabilities_stay_probabilities(n: int, levels: list[tuple[int, bool]]) -> None:
+    posterior = Posterior(n, Rates())
+    for j, above in levels:
+        posterior.level(min(j, n), above)
+    sums = posterior.cumulative()
+    assert len(sums) == n + 2 and sums[0] == 0
+    assert sums[-1] == pytest.approx(1) and all(b >= a for a, b in pairwise(sums))
+
+
+@pytest.mark.parametrize(
+    ("comparison", "expected"),
+    [
+        (finding(0.0, "same"), "below"),
+        (finding(0.02), "above"),
+        (finding(-0.02), "below"),
+        (finding(0.004), "below"),
+        (finding(0.016), "above"),
+        (finding(0.011, half=0.005), "above"),
+        (finding(0.009, half=0.005), "unclear"),
+        (finding(0.009, "unknown", half=0.005), "unclear"),
+        (finding(0.001, "unknown", half=0.005), "below"),
+        (AbFinding("different", 0.02), "above"),
+        (AbFinding("unknown"), "unclear"),
+        (AbFinding("same"), "below"),
+        (AbFinding("failed"), "failed"),
+    ],
+)
+def test_half_of_the_difference_decides(comparison: AbFinding, expected: str) -> None:
+    assert side_of(comparison, 0.02) == expected
+    if comparison.effect is not None and comparison.low is not None and comparison.high is not None:
+        mirrored = replace(comparison, effect=-comparison.effect, low=-comparison.high, high=-comparison.low)
+        assert side_of(mirrored, -0.02) == expected
+
+
+@given(st.floats(-0.1, 0.1), st.floats(-0.1, 0.1), st.floats(0, 0.05), st.floats(0, 0.05))
+def test_pooling_lies_between_and_is_no_wider(a: float, b: float, wide: float, other: float) -> None:
+    both = pooled(finding(a, half=wide), finding(b, half=other))
+    assert both.effect is not None and both.low is not None and both.high is not None
+    assert min(a, b) - 1e-9 <= both.effect <= max(a, b) + 1e-9
+    assert both.high - both.low <= 2 * min(wide, other) + 1e-9
+
+
+def test_rates_are_checked() -> None:
+    for false, missed in ((0.0, 0.1), (0.1, 0.5), (-1, 0.1)):
+        with pytest.raises(ValueError, match="rates"):
+            Rates(false, missed)

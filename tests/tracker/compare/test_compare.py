@@ -1,49 +1,42 @@
-"""`groupbench compare`: pairs, verdicts and words for commits."""
+"""`groupbench compare`: pairs, verdicts and words for commits; runs, dates, tags, files, slices."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
-from click.testing import Result
+from nights import Cli, Stored
+from repositories import git
 
-Cli = Callable[..., Result]
-Stored = Callable[..., Any]
+
+def series(cli: Cli, *args: str) -> list[dict[str, Any]]:
+    """Return the rows of a comparison as JSON has them."""
+    listed: list[dict[str, Any]] = json.loads(cli("compare", *args, "--format=json").stdout)["series"]
+    return listed
 
 
 def verdicts(cli: Cli, *args: str) -> dict[str, str]:
-    result = cli("compare", *args, "--format=json")
-    return {row["backend"]: row["verdict"] for row in json.loads(result.stdout)["series"]}
+    return {row["backend"]: row["verdict"] for row in series(cli, *args)}
 
 
 def test_each_verdict(cli: Cli, stored: Stored, make: Any) -> None:
-    unlike = {"backend": "unlike"}
-    interpreted = {"backend": "interpreted", "timing": "interpreted"}
-    stored(
-        [
-            *[make(n, backend=b) for n in (0,) for b in ("same", "slow", "fast", "wrong", "gone", "oom")],
-            *[make(1, backend=b, ms=ms) for b, ms in (("same", 1.0), ("slow", 1.1), ("fast", 0.9), ("new", 1.0))],
-            make(1, backend="wrong", status="wrong"),
-            make(1, backend="oom", status="oom"),
-            make(0, **unlike),
-            make(1, **unlike, environment={"driver": "2"}),
-            make(0, **interpreted),
-            make(1, ms=9.0, **interpreted),
-            make(0, backend="coarse", rms=1e-3),
-            make(1, backend="coarse", rms=1e-2),
-        ]
-    )
+    before = {name: make(0, backend=name) for name in ("same", "slow", "fast", "wrong", "gone", "oom", "unlike")}
+    after = {name: make(1, backend=name, ms=ms) for name, ms in (("same", 1), ("slow", 1.1), ("fast", 0.9), ("new", 1))}
+    after |= {name: make(1, backend=name, status=name) for name in ("wrong", "oom")}
+    after["unlike"] = make(1, backend="unlike", environment={"driver": "2"})
+    coarse = [make(night, backend="coarse", rms=rms) for night, rms in enumerate((1e-3, 1e-2))]
+    interpreted = [make(n, ms=ms, backend="interpreted", timing="interpreted") for n, ms in enumerate((1, 9))]
+    stored([*before.values(), *after.values(), *coarse, *interpreted])
     assert verdicts(cli, "previous", "latest") == {
         "same": "ok",
         "slow": "regressed",
         "fast": "improved",
         "wrong": "wrong",
         "gone": "missing",
-        "oom": "missing",
         "new": "new",
+        "oom": "missing",
         "unlike": "incomparable",
         "interpreted": "ok",
         "coarse": "regressed",
@@ -60,18 +53,15 @@ def test_the_reason_of_a_lost_accuracy_shows_the_error_that_decided(cli: Cli, st
     """The median of A decides, whatever its newest run shows."""
     errors = [1e-3, 1e-3, 1e-3, 2e-3, 1.8e-3]
     stored([make(n, commit=("b" if n == 4 else "a") * 40, rms=rms) for n, rms in enumerate(errors)])
-    (row,) = json.loads(cli("compare", "aaaa", "bbbb", "--format=json").stdout)["series"]
+    (row,) = series(cli, "aaaa", "bbbb")
     assert (row["verdict"], row["note"]) == ("regressed", "accuracy: rms 0.001 → 0.0018")
 
 
 def test_force_compares_different_environments_with_a_note(cli: Cli, stored: Stored, make: Any) -> None:
     stored([make(0), make(1, ms=1.1, environment={"driver": "2"})])
-    refused = cli("compare", "000", "001")
-    assert refused.exit_code == 4
-    assert "no latency could be compared" in refused.stdout
-    forced = cli("compare", "000", "001", "--force")
-    assert forced.exit_code == 0
-    assert "forced: driver 570.1 → 2" in forced.stdout
+    refused, forced = cli("compare", "000", "001"), cli("compare", "000", "001", "--force")
+    assert (refused.exit_code, "no latency could be compared" in refused.stdout) == (4, True)
+    assert (forced.exit_code, "forced: driver 570.1 → 2" in forced.stdout) == (0, True)
 
 
 def test_runs_of_a_commit_are_pooled_within_like_environments(cli: Cli, stored: Stored, make: Any) -> None:
@@ -79,9 +69,8 @@ def test_runs_of_a_commit_are_pooled_within_like_environments(cli: Cli, stored: 
     stored([make(n, ms=ms, **a) for n, ms in enumerate((1.0, 1.002, 5.0))])
     stored([make(n, **b) for n in (3, 4)])
     stored([make(5, ms=9.0, **b, environment={"driver": "2"}), make(6, ms=7.0, **a, environment={"driver": "3"})])
-    (row,) = json.loads(cli("compare", "aaa", "bbb", "--format=json").stdout)["series"]
-    assert row["runs"] == [3, 2]
-    assert row["a_ms"] == pytest.approx(1.002, rel=1e-3)
+    (row,) = series(cli, "aaa", "bbb")
+    assert (row["runs"], row["a_ms"]) == ([3, 2], pytest.approx(1.002, rel=1e-3))
     assert row["ratio"] == pytest.approx(1 / 1.002, rel=1e-3)
 
 
@@ -92,26 +81,15 @@ def test_toolchains_of_a_plan_are_not_pooled_though_they_report_the_same_version
         return make(number, ms=ms, run=f"{toolchain}-{number}", plan=f"nightly@{toolchain}")
 
     stored([night("stable", 0, 1.0), night("nightly", 0, 2.0), night("stable", 1, 1.0), night("nightly", 1, 2.0)])
-    (row,) = json.loads(cli("compare", "000", "001", "--format=json").stdout)["series"]
-    assert row["runs"] == [1, 1]
-    assert row["ratio"] == pytest.approx(1.0, rel=1e-3)
+    (row,) = series(cli, "000", "001")
+    assert (row["runs"], row["ratio"]) == ([1, 1], pytest.approx(1.0, rel=1e-3))
     refused = cli("compare", "run:stable-0", "run:nightly-1")
-    assert refused.exit_code == 4
-    assert "toolchain stable → toolchain nightly" in refused.stderr
+    assert (refused.exit_code, "toolchain stable → toolchain nightly" in refused.stderr) == (4, True)
     forced = cli("compare", "run:stable-0", "run:nightly-1", "--force")
     assert "forced: toolchain stable → toolchain nightly" in forced.stdout
     stored([make(2, ms=2.0, plan=None)])
-    (row,) = json.loads(cli("compare", "run:nightly-1", "002", "--format=json").stdout)["series"]
+    (row,) = series(cli, "run:nightly-1", "002")
     assert (row["verdict"], row["runs"]) == ("ok", [1, 1])
-
-
-def test_one_burst_of_one_run_has_no_verdict(cli: Cli, stored: Stored, make: Any) -> None:
-    def bare(night: int, ms: float) -> Any:
-        record = make(night)
-        return msgspec.structs.replace(record, latency=msgspec.structs.replace(record.latency, bursts_ms=((ms, ms),)))
-
-    stored([bare(0, 1.0), bare(1, 2.0)])
-    assert verdicts(cli, "000", "001") == {"triton": "~"}
 
 
 def test_nothing_comparable_is_4(cli: Cli, stored: Stored, make: Any) -> None:
@@ -120,23 +98,16 @@ def test_nothing_comparable_is_4(cli: Cli, stored: Stored, make: Any) -> None:
 
 
 def test_words_for_commits(cli: Cli, stored: Stored, make: Any) -> None:
-    stored(
-        [
-            make(0, commit="abc1" + "0" * 36, commit_facts={"branch": "main"}),
-            make(1, commit="abc2" + "0" * 36, commit_facts={"branch": "topic"}),
-            make(2, commit="abc2" + "0" * 36, commit_facts={"dirty": True}),
-        ]
-    )
+    facts = ("abc1", {"branch": "main"}), ("abc2", {"branch": "topic"}), ("abc2", {"dirty": True})
+    stored([make(n, commit=name.ljust(40, "0"), commit_facts=each) for n, (name, each) in enumerate(facts)])
 
     def sides(a: str, b: str) -> tuple[str, str]:
         printed = json.loads(cli("compare", a, b, "--format=json").stdout)
         return printed["a"], printed["b"]
 
     one, two = "abc1000000", "abc2000000"
-    assert sides("abc1", "abc2") == (one, two)
-    assert sides("abc2", "abc2+") == (two, two + "+")
-    assert sides("previous", "latest") == (two, two + "+")
-    assert sides("main", "topic") == (one, two)
+    assert sides("abc1", "abc2") == (one, two) and sides("abc2", "abc2+") == (two, two + "+")
+    assert sides("previous", "latest") == (two, two + "+") and sides("main", "topic") == (one, two)
     for bad, message in {
         ("abc", "abc1"): "ambiguous: abc100000000, abc200000000",
         ("abc1", "abc1"): "the same commit",
@@ -151,8 +122,7 @@ def test_words_for_commits(cli: Cli, stored: Stored, make: Any) -> None:
 def test_previous_needs_two(cli: Cli, stored: Stored, make: Any) -> None:
     stored([make(), make(1, commit="000" + "c" * 37)])
     errors = cli("compare", "previous", "latest").stderr
-    assert "no previous commit" in errors
-    assert "`run:ID` names a single run" in errors
+    assert "no previous commit" in errors and "`run:ID` names a single run" in errors
     assert cli("compare", "latest").exit_code == 2
 
 
@@ -160,7 +130,7 @@ def test_rows_come_by_severity_and_a_regression_can_set_the_exit_code(cli: Cli, 
     now = {"same": 1.0, "slower": 1.2, "slowest": 1.5, "faster": 0.5}
     nights = [make(0, 1.0, backend=name) for name in now]
     stored([*nights, *(make(1, ms, backend=name) for name, ms in now.items())])
-    listed = json.loads(cli("compare", "000", "001", "--format=json").stdout)["series"]
+    listed = series(cli, "000", "001")
     assert [row["backend"] for row in listed] == ["slowest", "slower", "faster", "same"]
     failed = cli("compare", "000", "001", "--only-changed", "--fail-on", "regressed", "--format=json")
     assert failed.exit_code == 1
@@ -196,14 +166,10 @@ def test_rows_and_geometric_means_have_intervals(cli: Cli, stored: Stored, make:
     assert "geometric mean of slow" in listed.stderr
 
 
-def test_without_noise_estimates_there_is_no_interval(cli: Cli, stored: Stored, make: Any) -> None:
-    def bare(night: int, ms: float) -> Any:
-        record = make(night)
-        return msgspec.structs.replace(record, latency=msgspec.structs.replace(record.latency, bursts_ms=((ms, ms),)))
-
-    stored([bare(0, 1.0), bare(1, 2.0)])
-    (row,) = json.loads(cli("compare", "000", "001", "--format=json").stdout)["series"]
-    assert (row["ratio"], row["low"], row["high"], row["p"]) == (2.0, None, None, None)
+def test_one_burst_of_one_run_has_neither_verdict_nor_interval(cli: Cli, stored: Stored, make: Any) -> None:
+    stored([make(night, latency={"timing": "gpu", "bursts_ms": [[ms, ms]]}) for night, ms in enumerate((1.0, 2.0))])
+    (row,) = series(cli, "000", "001")
+    assert (row["ratio"], row["low"], row["high"], row["p"], row["verdict"]) == (2.0, None, None, None, "~")
     assert "2.000" in cli("compare", "000", "001").stdout
 
 
@@ -217,3 +183,143 @@ def test_noise_that_hides_a_factor_of_two_cannot_be_judged(cli: Cli, stored: Sto
     text = cli("compare", "aaa", "bbb").stdout
     assert "too noisy to judge: only a change of more than" in text
     assert "geometric mean of B/A over 1 series" in text
+
+
+def compared(cli: Cli, *args: Any, **settings: Any) -> dict[str, Any]:
+    result = cli("compare", *args, "--format=json", **settings)
+    assert result.exit_code in (0, 4), result.stderr
+    return json.loads(result.stdout)
+
+
+def test_files_need_no_database(cli: Cli, write: Any, make: Any, tmp_path: Path) -> None:
+    a = write([make(0), make(0, backend="gone")], "a.jsonl")
+    b = write([make(1, ms=1.1), make(1, backend="fresh")], "b.jsonl")
+    none = tmp_path / "none.db"
+    output = compared(cli, a, b, db=none)
+    verdicts = {row["backend"]: row["verdict"] for row in output["series"]}
+    assert verdicts == {"triton": "regressed", "gone": "missing", "fresh": "new"}
+    assert (output["a"], output["geometric_mean"]) == (str(a), pytest.approx(1.1, rel=1e-2))
+    assert not none.exists()
+
+
+def test_a_file_against_the_store_is_the_file_against_itself(cli: Cli, stored: Stored, write: Any, make: Any) -> None:
+    """The same numbers come out of a file as out of the database."""
+    old = [make(0, backend=b, ms=ms) for b, ms in (("a", 1.0), ("b", 2.0))]
+    new = [make(1, backend=b, ms=ms, rms=4e-3) for b, ms in (("a", 1.2), ("b", 2.0))]
+    stored([*old, *new])
+    a, b = write(old, "a.jsonl"), write(new, "b.jsonl")
+    series = [compared(cli, *words)["series"] for words in ((a, b), (a, "001"), ("000", b), ("000", "001"))]
+    for rows in series:
+        for row, same in zip(rows, series[0], strict=True):
+            numbers = {name: value for name, value in row.items() if isinstance(value, float)}
+            assert row | {name: same[name] for name in numbers} == same
+            assert numbers == pytest.approx({name: same[name] for name in numbers}, rel=1e-5)
+
+
+def test_the_newest_run_before_a_date(cli: Cli, stored: Stored, make: Any) -> None:
+    stored([make(n, ms=1.0 + n / 10) for n in range(4)])  # at 03:00 of 1 to 4 January
+    output = compared(cli, "2026-01-02", "2026-01-04T02:59")
+    assert "run-001" in output["a"] and "run-002" in output["b"]
+    assert output["series"][0]["ratio"] == pytest.approx(1.2 / 1.1, rel=1e-3)
+    assert "run-003" in compared(cli, "2026-01-01", "@1m")["b"]
+    early = cli("compare", "2025-01-01", "latest")
+    assert (early.exit_code, "no run at or before" in early.stderr) == (2, True)
+
+
+def test_a_hash_goes_before_a_date(cli: Cli, stored: Stored, make: Any) -> None:
+    """`7d` is also the start of a hash; `@` marks a date."""
+    stored([make(0, commit="7d" + "0" * 38), make(1)])
+    assert compared(cli, "7d", "001")["a"] == "7d00000000" and "run-001" in compared(cli, "7d", "@7d")["b"]
+
+
+def test_one_run(cli: Cli, stored: Stored, make: Any) -> None:
+    commit = {"commit": "a" * 40}
+    stored([make(0, **commit), make(1, ms=1.5, **commit)])
+    assert [row["verdict"] for row in compared(cli, "run:run-000", "run:run-001")["series"]] == ["regressed"]
+    assert "no run 'x'" in cli("compare", "run:x", "latest").stderr
+
+
+def test_a_tag_of_git(cli: Cli, stored: Stored, make: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tree = tmp_path / "tree"
+    tree.mkdir()
+
+    git(tree, "init", "-q")
+    git(tree, "commit", "-q", "--allow-empty", "-m", "x")
+    git(tree, "tag", "v1.0")
+    stored([make(0, commit=git(tree, "rev-parse", "HEAD")), make(1)])
+    monkeypatch.chdir(tree)
+    assert compared(cli, "v1.0", "001")["a"] == git(tree, "rev-parse", "HEAD")[:10]
+    assert "no commit or branch 'v2.0'" in cli("compare", "v2.0", "001").stderr
+
+
+def test_slices(cli: Cli, stored: Stored, make: Any) -> None:
+    stored([make(n, backend=b, cell={"dims": {"M": m}}) for n in (0, 1) for b, m in (("a", 8), ("b", 4096))])
+    assert [r["backend"] for r in compared(cli, "000", "001", "--shape", "M>=4096")["series"]] == ["b"]
+    assert [r["backend"] for r in compared(cli, "000", "001", "--backend", "a")["series"]] == ["a"]
+    assert "no backend 'x'; known: a, b" in cli("compare", "000", "001", "--backend", "x").stderr
+    assert "no size 'Z'; known: M" in cli("compare", "000", "001", "--shape", "Z>1").stderr
+    assert len(compared(cli, "000", "001", "--shape", "4,1024,1024")["series"]) == 2
+    assert "no shape '4,8,8'; known: G=4,N=1024,K=1024" in cli("compare", "000", "001", "--shape", "4,8,8").stderr
+
+
+def test_unlike_environments_are_named_and_refused(cli: Cli, write: Any, make: Any) -> None:
+    a = write([make(0)], "a.jsonl")
+    b = write([make(1, environment={"driver": "580.2", "torch": "2.14.0"})], "b.jsonl")
+    refused, forced = cli("compare", a, b), cli("compare", a, b, "--force")
+    assert (refused.exit_code, forced.exit_code) == (4, 0)
+    assert "environments differ: driver 570.1 → 580.2; torch 2.13.0 → 2.14.0; --force compares" in refused.stderr
+    assert refused.stdout.rstrip().endswith("no latency could be compared")
+    assert compared(cli, a, b)["differences"] == ["driver 570.1 → 580.2; torch 2.13.0 → 2.14.0"]
+    assert forced.stdout.rstrip().split("\n")[-1].startswith("geometric mean")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        *((b"", "is empty"), (b"{}\n", "no known format")),
+        *((b'{"schema":1,"run":1}\n', "line 1: "), (b'{"schema":99,"run":1}\n', "record schema 99")),
+    ],
+)
+def test_a_file_that_cannot_be_read(cli: Cli, write: Any, make: Any, content: bytes, message: str) -> None:
+    result = cli("compare", write([content], "a.jsonl"), write([make()], "b.jsonl"))
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert message in result.stderr and "a.jsonl" in result.stderr
+
+
+def test_a_file_that_does_not_hold_records_is_no_commit(
+    cli: Cli, stored: Stored, make: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stored([make()])
+    monkeypatch.chdir(tmp_path)
+    Path("kernel.py").write_text("")
+    message = cli("compare", "kernel.py", "latest").stderr
+    assert "kernel.py is not a file of records (.jsonl, .ndjson, .json, .csv), and no commit or branch" in message
+
+
+def test_identical_sides_are_not_compared(cli: Cli, stored: Stored, write: Any, make: Any) -> None:
+    a = write([make()], "a.jsonl")
+    assert "are the same" in cli("compare", a, a).stderr
+    stored([make()])
+    assert "are the same commit" in cli("compare", "000", "latest").stderr
+    assert cli("compare", "nope.jsonl", "000").exit_code == 2
+
+
+@pytest.mark.both
+def test_only_the_newest_run_without_a_commit_is_a_side(cli: Cli, stored: Stored, make: Any) -> None:
+    """Runs outside git may be of different code: pooled, they would hide a change."""
+    stored([make(n, commit="unknown", ms=1.0 + n) for n in (0, 1, 2)])
+    newest = compared(cli, f"@{make(1).run.started:%Y-%m-%dT%H:%M}", "latest")
+    assert newest["b"].startswith("run ") and newest["b"].endswith(" at unknown")
+    assert [row["ratio"] for row in newest["series"]] == [pytest.approx(1.5, rel=0.1)]
+
+
+def test_files_of_other_benchmarks(cli: Cli, tmp_path: Path) -> None:
+    """Files need no commit or date, because their results are not stored."""
+    before = Path(__file__).parents[1] / "data" / "tritonbench_grouped_gemm.json"
+    after = tmp_path / "after.json"
+    after.write_text(before.read_text().replace('"0.2518079876899719"', '"0.5036159753799438"'))
+    output = compared(cli, before, after, db=tmp_path / "none.db")
+    assert {row["verdict"] for row in output["series"]} == {"~"}, "one sample tells no noise"
+    ratios = {(row["backend"], row["shape"]): round(row["ratio"], 3) for row in output["series"]}
+    assert ratios.pop(("triton_grouped_gemm", "x_val=1024")) == 2 and set(ratios.values()) == {1}
+    assert output["geometric_mean"] == pytest.approx(2**0.25)

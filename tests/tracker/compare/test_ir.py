@@ -40,9 +40,8 @@ def test_names_layouts_registers_and_labels_do_not_differ() -> None:
 
 
 def test_an_instruction_more_is_one_line() -> None:
-    more = TTGIR.replace(
-        "    tt.return", "    %z = ttg.local_alloc %x : (tensor<64x64xbf16, #blocked1>)\n    tt.return"
-    )
+    alloc = "    %z = ttg.local_alloc %x : (tensor<64x64xbf16, #blocked1>)\n"
+    more = TTGIR.replace("    tt.return", f"{alloc}    tt.return")
     (diff,) = compare(code(), code(more))
     assert (diff.language, diff.summary, diff.added, diff.removed) == ("ttgir", ("ttg.local_alloc 1 → 2",), 1, 0)
 
@@ -97,8 +96,7 @@ def test_an_instruction_more_renames_none_of_those_after_it(
 
 def test_each_language_has_its_diff() -> None:
     diffs = compare(code(), code(TTGIR, PTX.replace("add.s32 %r2, %r1, 1;\n", ""), "def gemm():\n    return"))
-    assert [diff.language for diff in diffs] == ["source", "ptx"]
-    assert diffs[1].summary == ("add.s32 1 → 0",)
+    assert [diff.language for diff in diffs] == ["source", "ptx"] and diffs[1].summary == ("add.s32 1 → 0",)
 
 
 def test_a_value_that_is_used_elsewhere_is_a_difference() -> None:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import Result
 from hypothesis import given
 from hypothesis import strategies as st
+from nights import Cli
 
 from groupbench.tracker.compare import sides
 from groupbench.tracker.compare.league import LeagueTable, league
@@ -22,8 +22,6 @@ from groupbench.tracker.query.rows import PointRow
 
 from ..conftest import backfilled, build
 
-Cli = Callable[..., Result]
-Make = Callable[..., Record]
 H100 = Path(__file__).parents[2] / "data" / "h100_kernels"
 
 
@@ -31,16 +29,18 @@ def points_of(records: Iterable[Record]) -> list[PointRow]:
     return sides.points_of(records, "file")
 
 
-def table_of(*records: Record) -> LeagueTable:
-    (table,) = league(points_of(records))
+def table_of(*records: Record, **by_shape: dict[str, float | None]) -> LeagueTable:
+    """Return the table of records, and of latencies by shape and backend: None is a result that is missing."""
+    timed = [
+        build(0, ms, backend=backend, shape=shape, status="oom" if ms is None else "ok")
+        for shape, of in by_shape.items() for backend, ms in of.items()
+    ]  # fmt: skip
+    (table,) = league(points_of([*records, *timed]))
     return table
 
 
 def test_the_fastest_is_first_and_others_are_behind_it() -> None:
-    table = table_of(
-        build(0, 1.0, backend="quick"), build(0, 1.2, backend="slow"), build(0, 2.0, backend="slowest"),
-        build(0, 2.0, backend="quick", shape="other"), build(0, 1.0, backend="slow", shape="other"),
-    )  # fmt: skip
+    table = table_of(one={"quick": 1.0, "slow": 1.2, "slowest": 2.0}, other={"quick": 2.0, "slow": 1.0})
     assert [standing.backend for standing in table.standings] == ["slow", "quick", "slowest"]
     slow, quick, slowest = table.standings
     assert slow.behind.ratio == pytest.approx(math.sqrt(1.2), rel=0.01)
@@ -52,38 +52,28 @@ def test_the_fastest_is_first_and_others_are_behind_it() -> None:
 
 
 def test_indistinguishable_backends_are_level_and_both_win() -> None:
-    records = [build(0, 1.0, backend="a"), build(0, 1.0005, backend="b"), build(0, 1.1, backend="c")]
-    assert {standing.backend: standing.won for standing in table_of(*records).standings} == {"a": 1, "b": 1, "c": 0}
+    table = table_of(s={"a": 1.0, "b": 1.0005, "c": 1.1})
+    assert {standing.backend: standing.won for standing in table.standings} == {"a": 1, "b": 1, "c": 0}
 
 
 def test_wrong_and_missing_results_win_nothing_and_are_counted() -> None:
-    table = table_of(
-        build(0, 1.0, backend="a"), build(0, 2.0, backend="b"), build(0, 0.1, backend="cheat", status="wrong"),
-        build(0, 1.0, backend="a", shape="s"), build(0, 2.0, backend="b", shape="s"),
-        build(0, 3.0, backend="cheat", shape="s"), build(0, None, backend="b", shape="t", status="oom"),
-        build(0, 1.0, backend="a", shape="t"), build(0, 1.5, backend="cheat", shape="t"),
-    )  # fmt: skip
+    cheat = build(0, 0.1, backend="cheat", status="wrong", shape="r")
+    third = {"a": 1.0, "b": None, "cheat": 1.5}
+    table = table_of(cheat, r={"a": 1.0, "b": 2.0}, s={"a": 1.0, "b": 2.0, "cheat": 3.0}, t=third)
     by_backend = {standing.backend: standing for standing in table.standings}
     assert (by_backend["cheat"].won, by_backend["cheat"].matches, by_backend["cheat"].wrong) == (0, 2, 1)
     assert (by_backend["b"].absent, by_backend["b"].wrong) == (1, 0)
 
 
 def test_backends_without_a_latency_are_named() -> None:
-    table = table_of(
-        build(0, 1.0, backend="a"), build(0, 2.0, backend="b"),
-        build(0, 3.0, backend="c", timing="interpreted"), build(0, 3.0, backend="d", status="wrong"),
-        build(0, 1.0, backend="a", shape="s"), build(0, 2.0, backend="b", shape="s"),
-        build(0, 3.0, backend="d", shape="s"),
-    )  # fmt: skip
+    untimed = [build(0, 3.0, backend="c", timing="interpreted"), build(0, 3.0, backend="d", status="wrong")]
+    table = table_of(*untimed, build(0, 1.0, backend="a"), build(0, 2.0, backend="b"), s={"a": 1.0, "b": 2.0, "d": 3.0})
     assert table.untimed == {"c": "interpreted"}
 
 
 def test_an_interval_of_how_far_a_backend_is_behind_starts_at_one() -> None:
     """The t interval of two ratios, 1 and 1.5, reaches far below 1."""
-    slow = table_of(
-        build(0, 1.0, backend="a"), build(0, 1.5, backend="b"),
-        build(0, 1.0, backend="a", shape="s"), build(0, 1.0, backend="b", shape="s"),
-    ).standings[1]  # fmt: skip
+    slow = table_of(s={"a": 1.0, "b": 1.5}, t={"a": 1.0, "b": 1.0}).standings[1]
     assert slow.behind.low == 1 and slow.behind.high is not None and slow.behind.high > slow.behind.ratio
 
 
@@ -110,14 +100,10 @@ def test_commits_are_not_compared_and_the_newest_counts() -> None:
 
 
 def test_versions_memory_and_routing_are_shown() -> None:
-    with_package = {"environment": {"settings": {"package quack-kernels": "0.6.5"}}}
-    table = table_of(
-        build(
-            0, 1.0, backend="quack", metrics={"dynamic_routing": 1, "workspace_mib": 3, "kept_mib": 4}, **with_package
-        ),
-        build(0, 2.0, backend="loop", metrics={"dynamic_routing": 0}),
-    )
-    quack, loop = table.standings
+    facts: dict[str, Any] = {"environment": {"settings": {"package quack-kernels": "0.6.5"}}}
+    facts["metrics"] = {"dynamic_routing": 1, "workspace_mib": 3, "kept_mib": 4}
+    slow = build(0, 2.0, backend="loop", metrics={"dynamic_routing": 0})
+    quack, loop = table_of(build(0, 1.0, backend="quack", **facts), slow).standings
     assert (quack.packages, quack.memory_mib, quack.properties) == (("quack-kernels 0.6.5",), 7, ("dynamic",))
     assert (loop.packages, loop.memory_mib, loop.properties) == ((), None, ("fixed routing",))
 

@@ -13,13 +13,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from click.testing import Result
+from nights import Cli
 
 from groupbench.tracker.doctor import checkup, gpu
 from groupbench.tracker.doctor.check import Check
 from groupbench.tracker.store import engine
 
-Cli = Callable[..., Result]
 Memory = namedtuple("Memory", "total")
 
 
@@ -93,7 +92,7 @@ PROCESS = SimpleNamespace(pid=7, usedGpuMemory=3 * 2**30)
 FAULTS: dict[str, tuple[dict[str, Any], tuple[str, str, str]]] = {
     "free clocks": (
         {"CurrentClocksEventReasons": 0},
-        ("SM clock", "free: 1590 MHz now, up to 1980", "-i 0 -lgc 1590,1590"),
+        ("SM clock", "free: 1590 MHz now, up to 1980", "0 -lgc 1590,1590"),
     ),
     "an idle card's clocks": ({"CurrentClocksEventReasons": 0x1}, ("SM clock", "free", "-lgc")),
     "hot": ({"CurrentClocksEventReasons": 0x42}, ("throttled", "HwThermalSlowdown", "-q -d PERFORMANCE")),
@@ -130,10 +129,7 @@ def test_a_card_that_is_as_it_should_be(monkeypatch: pytest.MonkeyPatch) -> None
 def test_what_spoils_measurements(unlike: Any, expected: tuple[str, str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     name, value, command = expected
     (check,) = [finding for finding in look(monkeypatch, GOOD | unlike) if finding.level != "fact"]
-    assert check.name == name
-    assert value in check.value
-    assert command in str(check.command)
-    assert check.why
+    assert check.name == name and value in check.value and command in str(check.command) and check.why
 
 
 def test_an_older_card_and_a_second_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,11 +145,6 @@ def test_without_a_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     assert check.level == "fact" and "Driver Not Loaded" in check.value
 
 
-def test_the_checks_of_gpus_are_below_the_checkup() -> None:
-    """Both could import each other only inside a function."""
-    assert checkup.gpus is gpu.gpus and gpu.Check is Check
-
-
 def test_without_nvidias_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", None)
     (check,) = gpu.gpus()
@@ -163,55 +154,43 @@ def test_without_nvidias_package(monkeypatch: pytest.MonkeyPatch) -> None:
 # ---- software
 
 
+VERSIONS = {"torch": "2.13.0", "triton": "3.7.1", "helion": "1.5.1"}
+PACKAGES = [{"name": name, "version": version} for name, version in VERSIONS.items()]
+OPERATOR = {"operator": "grouped_gemm", "dtype": "bf16", "available": ["torch_loop"], "unavailable": {"x": "why"}}
+
+
 def inventory(**unlike: Any) -> dict[str, Any]:
-    packages = [{"name": n, "version": v} for n, v in (("torch", "2.13.0"), ("triton", "3.7.1"), ("helion", "1.5.1"))]
-    operators = [
-        {"operator": "grouped_gemm", "dtype": "bf16", "available": ["torch_loop"], "unavailable": {"x": "why"}}
-    ]
-    return {"device": "cuda", "cuda": "13.0", "packages": packages, "operators": operators} | unlike
+    return {"device": "cuda", "cuda": "13.0", "packages": PACKAGES, "operators": [OPERATOR]} | unlike
 
 
 CARD = [Check("gpu 0", "model", "H100")]
 SOFTWARE: dict[str, tuple[dict[str, Any], tuple[str, str, str]]] = {
-    "torch without CUDA": (
-        inventory(device="cpu", cuda=None),
-        ("GPU", "built without CUDA", "pip install --force-reinstall"),
-    ),
+    "no CUDA": (inventory(device="cpu", cuda=None), ("GPU", "built without CUDA", "pip install --force-reinstall")),
     "a torch that does not see the card": (inventory(device="cpu"), ("GPU", "CUDA 13.0", "torch.zeros(1).cuda()")),
     "versions that do not go together": (
-        inventory(
-            packages=[*inventory()["packages"][:2], {"name": "helion", "version": "1.5.1", "error": "ImportError: x"}]
-        ),
+        inventory(packages=[*PACKAGES[:2], PACKAGES[2] | {"error": "ImportError: x"}]),
         ("helion", "1.5.1", "-c ci/constraints.txt helion torch triton"),
     ),
-    "a plugin that does not load": (
-        inventory(error="UsageError: p"),
-        ("backends", "cannot be listed", "--list-backends"),
-    ),
+    "a lost plugin": (inventory(error="UsageError: p"), ("backends", "cannot be listed", "--list-backends")),
 }
 
 
-@pytest.mark.parametrize(("packages", "expected"), SOFTWARE.values(), ids=SOFTWARE)
-def test_software_that_is_broken(
-    packages: Any, expected: tuple[str, str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize(("listing", "expected"), SOFTWARE.values(), ids=SOFTWARE)
+def test_software_that_is_broken(listing: Any, expected: tuple[str, str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    (check,) = [finding for finding in checkup._software(packages, None, CARD) if finding.level == "broken"]
+    (check,) = broken_in(listing)
     assert (check.name, expected[1] in check.value, expected[2] in str(check.command)) == (expected[0], True, True)
 
 
-def test_software_that_is_whole() -> None:
-    checks = list(checkup._software(inventory(), None, CARD))
-    assert not [finding for finding in checks if finding.level == "broken"]
-    assert any(finding.value == "2.13.0, CUDA 13.0" for finding in checks)
+def broken_in(listing: dict[str, Any]) -> list[Check]:
+    return [finding for finding in checkup._software(listing, None, CARD) if finding.level == "broken"]
 
 
-def test_a_hidden_card(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_software_that_is_whole_and_a_hidden_card(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert broken_in(inventory()) == []
+    assert any(finding.value == "2.13.0, CUDA 13.0" for finding in checkup._software(inventory(), None, CARD))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    checks = [
-        finding for finding in checkup._software(inventory(device="cpu"), None, CARD) if finding.level == "broken"
-    ]
-    assert [finding.command for finding in checks] == ["unset CUDA_VISIBLE_DEVICES"]
+    assert [finding.command for finding in broken_in(inventory(device="cpu"))] == ["unset CUDA_VISIBLE_DEVICES"]
 
 
 ANSWERS = {
@@ -225,8 +204,7 @@ ANSWERS = {
 def test_operators_that_do_not_answer(code: str, says: str, monkeypatch: pytest.MonkeyPatch) -> None:
     real = subprocess.run
     monkeypatch.setattr(subprocess, "run", lambda command, **options: real([sys.executable, "-c", code], **options))
-    assert checkup.take_inventory()[0] == {}
-    assert says in str(checkup.take_inventory()[1])
+    assert checkup.take_inventory()[0] == {} and says in str(checkup.take_inventory()[1])
 
 
 # ---- host and storage
@@ -252,8 +230,7 @@ def test_torch_threads_of_a_cpu(threads: str | None, level: str, monkeypatch: py
 
 def test_the_database_as_it_lies_there(stored: Any, make: Any, tmp_path: Path) -> None:
     path = stored([make()])
-    assert checkup._database(str(path)).level == "fact"
-    assert engine.HEAD in checkup._database(str(path)).value
+    assert checkup._database(str(path)).level == "fact" and engine.HEAD in checkup._database(str(path)).value
     none = checkup._database(str(tmp_path / "none.db"))
     assert none.level == "fact" and not (tmp_path / "none.db").exists()
     broken = tmp_path / "broken.db"
@@ -289,8 +266,7 @@ def test_the_answer_comes_first_and_each_command_after_its_fault(cli: Cli, machi
     result = cli("doctor")
     assert result.exit_code == 0
     assert result.stdout.startswith("DOCTOR 1 backend of 1 operator can be measured on NVIDIA H100 80GB HBM3, 80 GiB\n")
-    assert "    sudo nvidia-smi -i 0 -pm 1\n" in result.stdout
-    assert "unavailable: why" in result.stdout
+    assert "    sudo nvidia-smi -i 0 -pm 1\n" in result.stdout and "unavailable: why" in result.stdout
 
 
 def test_json_has_all(cli: Cli, machine: Any) -> None:
@@ -298,18 +274,15 @@ def test_json_has_all(cli: Cli, machine: Any) -> None:
     facts = json.loads(cli("doctor", "--format=json").stdout)
     assert facts["measures"] is True and facts["device"] == "cuda"
     assert facts["operators"] == {"grouped_gemm": ["torch_loop"]}
-    assert {"area": "gpu 0", "name": "persistence", "value": "off"}.items() <= next(
-        finding.items() for finding in facts["findings"] if finding["name"] == "persistence"
-    )
+    (finding,) = (finding for finding in facts["findings"] if finding["name"] == "persistence")
+    assert (finding["area"], finding["value"]) == ("gpu 0", "off")
     for form in ("--format=csv", "--format=md"):
         assert "sudo nvidia-smi -i 0 -pm 1" in cli("doctor", form).stdout
 
 
 NOTHING: dict[str, dict[str, Any]] = {
     "no torch": {},
-    "no backend": inventory(
-        operators=[{"operator": "o", "dtype": "bf16", "available": [], "unavailable": {"b": "why"}}]
-    ),
+    "no backend": inventory(operators=[OPERATOR | {"available": []}]),
 }
 
 
@@ -317,8 +290,7 @@ NOTHING: dict[str, dict[str, Any]] = {
 def test_where_nothing_can_be_measured(listing: dict[str, Any], cli: Cli, machine: Any) -> None:
     machine(listing)
     result = cli("doctor")
-    assert result.exit_code == 1
-    assert result.stdout.startswith("DOCTOR nothing can be measured here")
+    assert result.exit_code == 1 and result.stdout.startswith("DOCTOR nothing can be measured here")
 
 
 @pytest.mark.sqlite

@@ -4,21 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import Result
+from nights import Cli, rows
 
-from groupbench.tracker.judge.gate import judge_run
-from groupbench.tracker.query.resolve import find_run
-from groupbench.tracker.store import comparisons
-from groupbench.tracker.store.comparisons import Compared
-from groupbench.tracker.store.engine import open_store
-
-Cli = Callable[..., Result]
-GUIDE = " ".join((Path(__file__).parents[3] / "docs" / "guide" / "verdicts.md").read_text().split())
 HISTORY = sorted((Path(__file__).parents[2] / "data" / "h100").glob("*.jsonl"))
 
 
@@ -39,14 +30,13 @@ def run_of(number: int) -> str:
 
 
 def verdicts(cli: Cli, run: str) -> tuple[int, list[dict[str, Any]]]:
-    done = cli("gate", "--run", run, "--format=json")
-    return done.exit_code, json.loads(done.stdout)["series"]
+    return cli("gate", "--run", run).exit_code, rows(cli, "--run", run)
 
 
 def test_nothing_changed_where_nothing_did(h100: Cli) -> None:
-    code, rows = verdicts(h100, run_of(3))
+    code, of_run = verdicts(h100, run_of(3))
     assert code == 0
-    assert not {row["verdict"] for row in rows} & {"regressed", "improved", "wrong", "missing"}
+    assert not {row["verdict"] for row in of_run} & {"regressed", "improved", "wrong", "missing"}
 
 
 SLOWER = ("helion_persistent", "G=4,M_g=1024,N=1024,K=1024,B=shared")
@@ -57,11 +47,10 @@ def test_the_change_of_tiles_makes_suspects_series_by_series(h100: Cli) -> None:
 
     Many have a single earlier result. That proves nothing, but a deviation from it is worth an A/B comparison.
     """
-    code, rows = verdicts(h100, run_of(4))
+    code, of_run = verdicts(h100, run_of(4))
     assert code == 3
-    suspects = [row for row in rows if row["verdict"] == "unconfirmed"]
+    suspects = [row for row in of_run if row["verdict"] == "unconfirmed"]
     slower = next(row for row in suspects if (row["backend"], row["shape"]) == SLOWER)
-    assert (slower["backend"], slower["shape"]) == SLOWER
     assert slower["change"] == pytest.approx(0.53, abs=0.01)
     assert (slower["commits"], slower["cause"]) == ("fc7ede973c..87b80271e3", "code")
     assert not {row["backend"] for row in suspects} & {"torch_loop", "torch_grouped_mm"}
@@ -70,49 +59,18 @@ def test_the_change_of_tiles_makes_suspects_series_by_series(h100: Cli) -> None:
 
 
 def test_an_unconfirmed_suspect_stays_one_and_keeps_its_date(h100: Cli) -> None:
-    code, rows = verdicts(h100, run_of(5))
+    code, of_run = verdicts(h100, run_of(5))
     assert code == 3
-    suspects = [row for row in rows if row["verdict"] == "suspect" and row["change"] > 0]
+    suspects = [row for row in of_run if row["verdict"] == "suspect" and row["change"] > 0]
     slower = next(row for row in suspects if (row["backend"], row["shape"]) == SLOWER and row["n"] > 2)
     assert slower["commits"] == "fc7ede973c..87b80271e3"
     assert not {row["backend"] for row in suspects} & {"torch_loop", "torch_grouped_mm"}
 
 
-def test_an_ab_makes_the_suspect_a_regression_and_an_alert(h100: Cli, db: Any) -> None:
-    """Store the result of an A/B comparison of the two commits, without measuring."""
-    compared = {"verdict": "different", "effect": 0.425, "low": 0.415, "high": 0.435, "pairs": 8}
-    with open_store(db, create=False) as store, store.write() as session:
-        run = find_run(session, run_of(4))
-        for row in judge_run(session, run).suspects:
-            assert row.ab_base is not None
-            assert row.ab_base.commit.startswith("fc7ede9")
-            if (row.series.backend, row.series.shape) == SLOWER:
-                measured = datetime(2026, 11, 21, 3, tzinfo=UTC)
-                comparison = Compared(base=row.ab_base.commit, head=run.commit, measured=measured, **compared)
-                comparisons.store(session, row.series.pk, comparison)
-    code, rows = verdicts(h100, run_of(4))
-    assert code == 1
-    (slower,) = [row for row in rows if row["verdict"] == "regressed"]
-    assert (slower["backend"], slower["shape"]) == SLOWER
-    assert (slower["ab"], slower["change"]) == ("different", pytest.approx(0.53, abs=0.01))
-    h100("gate", "--update", "--run", run_of(4))
-    (alert,) = json.loads(h100("incidents", "--each", "--format=json").stdout)
-    assert (alert["backend"], alert["shape"]) == SLOWER
-    assert alert["subject"].startswith("Kernels: tiles of 128x256")
-
-
 def test_hosts_and_cards_never_mix(h100: Cli) -> None:
     """The same problem and backend under TritonBench is another series, and on another card incomparable."""
-    rows = json.loads(
-        h100("list", "series", "--backend", "triton_flat", "--shape", "G=4,M_g=1024,*", "--format=json").stdout
-    )
-    assert {row["host"] for row in rows} == {"builtin", "tritonbench"}
+    series = h100("list", "series", "--backend", "triton_flat", "--shape", "G=4,M_g=1024,*", "--format=json").stdout
+    assert {row["host"] for row in json.loads(series)} == {"builtin", "tritonbench"}
     done = h100("gate", "--run", run_of(9))
     assert done.exit_code == 4
     assert "gpu_uuid" in done.stdout or "GPU" in done.stdout
-
-
-def test_the_same_files_again_change_nothing(h100: Cli) -> None:
-    done = h100("ingest", *map(str, HISTORY))
-    assert done.exit_code == 0
-    assert done.output.count("nothing new") == len(HISTORY)

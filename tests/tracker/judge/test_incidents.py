@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -65,9 +66,8 @@ def test_a_changed_file_explains_changes_of_any_size(number: int) -> None:
         rng = random.Random(seed)
         both = frozenset({"common.py"})
         first = [change(n, "triton", rng.uniform(0.02, 0.5), files=both | {"triton.py"}) for n in range(number)]
-        second = [
-            change(number + n, "helion", rng.uniform(0.02, 0.5), files=both | {"helion.py"}) for n in range(number)
-        ]
+        files = both | {"helion.py"}
+        second = [change(number + n, "helion", rng.uniform(0.02, 0.5), files=files) for n in range(number)]
         quiet = [both] * (2 * number)
         groups = sorted(sorted(each.key for each in of_cause) for of_cause in group([*first, *second], quiet))
         assert groups == [list(range(number)), list(range(number, 2 * number))]
@@ -76,14 +76,8 @@ def test_a_changed_file_explains_changes_of_any_size(number: int) -> None:
 
 
 def test_hard_facts_part_changes() -> None:
-    facts = [
-        {},
-        {"surroundings": "triton 3.6.0 → 3.7.0"},
-        {"surroundings": "machine GPU-1"},
-        {"surroundings": "machine GPU-2"},
-        {"worse": False},
-        {"wrong": True},
-    ]
+    surroundings = "triton 3.6.0 → 3.7.0", "machine GPU-1", "machine GPU-2"
+    facts = [{}, *({"surroundings": each} for each in surroundings), {"worse": False}, {"wrong": True}]
     assert len(group([change(key, **each) for key, each in enumerate(facts)])) == len(facts)  # type: ignore[arg-type]
 
 
@@ -114,14 +108,9 @@ def test_a_step_shown_one_run_off_joins_its_cause() -> None:
 
     cause = [at(key, 5.0) for key in range(6)]
     assert [len(each) for each in group([*cause, at(7, 6.0), at(8, 4.0, 0.125)])] == [8]
-    for other in (
-        at(7, 6.0, effect=0.5),
-        at(7, 6.0, backend="helion"),
-        at(7, 7.0),
-        at(3, 6.0),  # a second step of the series
-        at(7, 6.0, commit="a"),
-        at(7, 6.0, exact=True),
-    ):
+    second_step_of_series = at(3, 6.0)
+    unlike = ({"effect": 0.5}, {"backend": "helion"}, {"first": 7.0}, {"commit": "a"}, {"exact": True})
+    for other in (second_step_of_series, *(at(7, **{"first": 6.0} | each) for each in unlike)):
         assert [len(each) for each in group([*cause, other])] == [6, 1], other
 
 
@@ -146,11 +135,8 @@ def test_an_effect_inherits_between_two_measured_ones() -> None:
 
 
 def run(number: int) -> RunRow:
-    from datetime import UTC, datetime
-
-    return RunRow(
-        number, f"r{number}", f"{number:040d}", False, None, None, datetime(2026, 1, number, tzinfo=UTC), "", None
-    )
+    at = datetime(2026, 1, number, tzinfo=UTC)
+    return RunRow(number, f"r{number}", f"{number:040d}", False, None, None, at, "", None)
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 import pytest
 from cases import rarely
+from nights import measured
 
 from groupbench.tracker.facts.loaded import loaded_of
 from groupbench.tracker.judge import alerts, incident_moves
@@ -19,7 +20,6 @@ from groupbench.tracker.judge.gate import judge_run
 from groupbench.tracker.judge.verdicts import Judged
 from groupbench.tracker.query.resolve import find_run
 from groupbench.tracker.store import comparisons
-from groupbench.tracker.store.comparisons import Compared
 from groupbench.tracker.store.engine import open_store
 
 pytestmark = pytest.mark.sqlite
@@ -61,11 +61,8 @@ def play(
                 base, head = row.ab_base, row.span.head if row.span else run
                 assert base is not None
                 effect = math.log(truth[head.commit] / truth[base.commit])
-                compared = Compared(
-                    base.commit or "", head.commit or "", "different" if effect else "same",
-                    datetime(2026, 1, 9, tzinfo=UTC), effect, effect - 0.002, effect + 0.002,
-                )  # fmt: skip
-                comparisons.store(session, row.series.pk, compared)
+                verdict = "different" if effect else "same"
+                comparisons.store(session, row.series.pk, measured(base.commit, head.commit, verdict, effect, 0.002))
             if suspects:
                 gate = judge_run(session, run)
             incident_moves.update(session, gate)
@@ -86,71 +83,36 @@ def changes(nights: list[Night], verdict: str = "regressed") -> list[dict[int, f
     ]
 
 
-QUIET, BUSY = (0.002, "gpu"), (0.02, "cpu")
+QUIET, BUSY, CPU = (0.002, "gpu"), (0.02, "cpu"), (0.004, "cpu")
 
 
-@pytest.mark.parametrize(
-    ("levels", "noise"),
-    [
-        ([1, 1, 2.5, 1, 1, 1.5, 1.5], BUSY),
-        ([1, 1, 1.1, 1, 1, 1.05], QUIET),
-        ([1, 1.1, 1, 1.05], QUIET),
-        ([1, 1, 1, 1, 1.1, 1.1, 1, 1, 1, 1, 1, 1.04], QUIET),
-        ([1, 1, 1.1, 1, 1, 1, 1, 1, 1, 1, 1, 1.05], QUIET),
-        ([*[1] * 12, 1.1, 1, 1, 1.05], QUIET),
-    ],
-    ids=["cpu", "gpu", "at once", "later", "past the tenth result", "of a long history"],
-)
-def test_a_reverted_slowdown_does_not_hide_the_next(
-    levels: list[float], noise: tuple[float, str], make: Any, stored: Any
+LAST = 99
+HISTORIES: dict[str, tuple[list[float], tuple[float, str], dict[int, int]]] = {
+    "reverted, on a CPU": ([1, 1, 2.5, 1, 1, 1.5, 1.5], BUSY, {3: 4, 6: LAST}),
+    "reverted": ([1, 1, 1.1, 1, 1, 1.05], QUIET, {3: 4, 6: LAST}),
+    "reverted at once": ([1, 1.1, 1, 1.05], QUIET, {2: 3, 4: LAST}),
+    "reverted later": ([1, 1, 1, 1, 1.1, 1.1, 1, 1, 1, 1, 1, 1.04], QUIET, {5: 7, 12: LAST}),
+    "reverted before ten results": ([1, 1, 1.1, *[1] * 8, 1.05], QUIET, {3: 4, 12: LAST}),
+    "reverted in a long history": ([*[1] * 12, 1.1, 1, 1, 1.05], QUIET, {13: 14, 16: LAST}),
+    "open, on a CPU": ([1, 1, *[2.5] * 4, 3.7, 3.7], BUSY, {3: LAST, 7: LAST}),
+    "open for ten results": ([1, 1, *[1.5] * 8, 1.6], QUIET, {3: LAST, 11: LAST}),
+    "open at once": ([1, 1.5, 1.6], QUIET, {2: LAST, 3: LAST}),
+    "reverted in parts": ([0.3, 0.3, 0.5, 3.0, 0.36, 0.3, 0.3, 0.5, 0.5, 0.5], CPU, {3: 6, 4: 5, 8: LAST}),
+    "night after night": ([*[0.3] * 4, 0.4, 0.5, 0.6, 0.4, 0.3, 0.4, 0.4], CPU, {5: 9, 6: 8, 7: 8, 10: LAST}),
+    "an improvement that is lost": ([1, 1, 0.7, 1, 1], QUIET, {4: LAST}),  # only slowdowns that are over leave history
+}
+
+
+@pytest.mark.parametrize(("levels", "noise", "slowdowns"), HISTORIES.values(), ids=HISTORIES)
+def test_no_slowdown_hides_the_next(
+    levels: list[float], noise: tuple[float, str], slowdowns: dict[int, int], make: Any, stored: Any
 ) -> None:
+    """`slowdowns` maps the night of each to the one that ends it. It is measured from the night before."""
     nights = play(make, stored, levels, *noise)
-    slower = [number for number in range(2, len(levels) + 1) if levels[number - 1] > levels[number - 2]]
-    back = next(number for number in range(slower[0], len(levels) + 1) if levels[number - 1] == 1)
-    first, second = slower
-    reported = changes(nights)
-    for number in range(1, len(levels) + 1):
-        expected = {first} if first <= number < back else {second} if number >= second else set()
-        assert set(reported[number - 1]) == expected, number
-        assert nights[number - 1][1] == expected, number
-    assert reported[second - 1][second] == pytest.approx(levels[second - 1] - 1, rel=0.2)
-
-
-@pytest.mark.parametrize(
-    ("levels", "noise"),
-    [([1, 1, *[2.5] * 4, 3.7, 3.7], BUSY), ([1, 1, *[1.5] * 8, 1.6], QUIET), ([1, 1.5, 1.6], QUIET)],
-    ids=["cpu", "past the tenth result", "at once"],
-)
-def test_an_open_slowdown_does_not_hide_the_next(
-    levels: list[float], noise: tuple[float, str], make: Any, stored: Any
-) -> None:
-    nights = play(make, stored, levels, *noise)
-    second = levels.index(levels[-1]) + 1
-    first = next(number for number, level in enumerate(levels, 1) if level > 1)
     for number, (reported, (_, opened)) in enumerate(zip(changes(nights), nights, strict=True), 1):
-        assert set(reported) == opened == {one for one in (first, second) if one <= number}, number
-    assert changes(nights)[-1][second] == pytest.approx(levels[-1] / levels[second - 2] - 1, rel=0.2)
-
-
-IN_PARTS = [0.3, 0.3, 0.5, 3.0, 0.36, 0.3, 0.3, 0.5, 0.5, 0.5]
-
-
-def test_slowdowns_that_were_reverted_in_parts_do_not_hide_the_next(make: Any, stored: Any) -> None:
-    nights = play(make, stored, IN_PARTS, 0.004, "cpu")
-    expected: list[set[int]] = [set(), set(), {3}, {3, 4}, {3}, set(), set(), {8}, {8}, {8}]
-    assert [set(one) for one in changes(nights)] == expected
-    assert [opened for _, opened in nights] == expected
-    assert changes(nights)[7][8] == pytest.approx(2 / 3, rel=0.02)
-
-
-def test_of_slowdowns_night_after_night_each_is_measured_from_the_one_before(make: Any, stored: Any) -> None:
-    nights = play(make, stored, [0.3] * 4 + [0.4, 0.5, 0.6, 0.4, 0.3, 0.4, 0.4], 0.004, "cpu")
-    reported = changes(nights)
-    assert [set(one) for one in reported[4:]] == [{5}, {5, 6}, {5, 6, 7}, {5}, set(), {10}, {10}]
-    assert reported[5][6] == pytest.approx(0.25, rel=0.05)
-    assert reported[6][7] == pytest.approx(0.2, rel=0.05)
-    rows, _ = nights[-1]
-    assert rows[0].effect.before_ms == pytest.approx(0.3, rel=0.01)
+        assert set(reported) == opened == {one for one, end in slowdowns.items() if one <= number < end}, number
+        if number in slowdowns:
+            assert reported[number] == pytest.approx(levels[number - 1] / levels[number - 2] - 1, rel=0.2)
 
 
 @pytest.mark.parametrize("seed", [2, *rarely(5, *range(100, 120))])
@@ -184,12 +146,6 @@ def test_a_row_of_an_open_alert_shows_the_newest_result(make: Any, stored: Any) 
         assert row.change == pytest.approx(0.2, abs=0.05)
 
 
-def test_an_improvement_that_is_lost_is_a_slowdown(make: Any, stored: Any) -> None:
-    """Only slowdowns that are over are taken out of the history."""
-    nights = play(make, stored, [1, 1, 0.7, 1, 1], *QUIET)
-    assert [set(one) for one in changes(nights)][3:] == [{4}, {4}]
-
-
 def test_a_fast_outlier_does_not_end_a_slowdown(make: Any, stored: Any) -> None:
     """The A/B of the outlier's commit and the next finds no difference, so the slowdown was never over."""
     nights = play(make, stored, [1, 1, *[2.5] * 4], *BUSY, outliers={4: 1.0})
@@ -220,9 +176,9 @@ def test_an_ab_of_two_commits_after_a_hidden_step_does_not_clear_it(make: Any, s
 @pytest.mark.parametrize("faster", [0.55, 0.8])
 def test_faster_than_before_the_slowdown_is_no_slowdown(make: Any, stored: Any, level: float, faster: float) -> None:
     """The revert's night is too noisy to end the slowdown, and the next commit is faster than the one before it."""
-    measured = dict(enumerate([0.151, 0.110, 0.168, 0.224, 0.173, 0.100, 0.407], 1))
+    nightly = dict(enumerate([0.151, 0.110, 0.168, 0.224, 0.173, 0.100, 0.407], 1))
     levels = [level] * 3 + [1.8 * level, level, faster * level, 4 * faster * level]
-    nights = play(make, stored, levels, 0.0, "cpu", measured)
+    nights = play(make, stored, levels, 0.0, "cpu", nightly)
     assert [set(reported) for reported in changes(nights)[5:]] == [set(), {7}]
     assert [opened for _, opened in nights[5:]] == [set(), {7}]
 
@@ -243,10 +199,8 @@ def test_an_ab_decides_about_a_step_that_history_alone_found(
         assert first.rule == "three nights" and first.ab_base is not None and first.ab_head is not None
         assert (first.ab_base.commit, first.ab_head.commit) == (hashes[5], hashes[9])
         effect = math.log(1.05) if verdict == "different" else 0.0
-        measured = Compared(
-            hashes[5], hashes[9], verdict, datetime(2026, 1, 20, tzinfo=UTC), effect, effect - 0.002, effect + 0.002
-        )
-        comparisons.store(session, first.series.pk, measured)
+        compared = measured(hashes[5], hashes[9], verdict, effect, 0.002, at=datetime(2026, 1, 20, tzinfo=UTC))
+        comparisons.store(session, first.series.pk, compared)
         gate = judge_run(session, run)
     rules = [row.rule for row in gate.rows if row.span and row.span.head.commit == hashes[6]]
     assert rules == (["A/B worse"] if verdict == "different" else [])

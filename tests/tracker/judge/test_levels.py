@@ -69,8 +69,7 @@ def test_levels_end_by_other_evidence_than_history(
 def test_one_change_is_one_edge() -> None:
     """The history finds the change at the twentieth result, and an A/B of the commits around it adds no other."""
     ms = [1.0] * 20 + [1.1] * 20
-    assert edges(ms) == [0, 20]
-    assert edges(ms, [alert(20)], [different(18, 22)]) == [0, 20]
+    assert edges(ms) == [0, 20] and edges(ms, [alert(20)], [different(18, 22)]) == [0, 20]
 
 
 def test_another_environment_ends_a_level() -> None:

@@ -10,12 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import Result
-from nights import commit, suspect
+from nights import Cli, Stored, commit, suspect
 from planned_ab import FakeBench
 
-Cli = Callable[..., Result]
-Stored = Callable[..., Any]
 SHAPES = {"G=4,M=64,N=8,K=8": 64, "G=4,M=1024,N=8,K=8": 1024}
 pytestmark = [pytest.mark.sqlite, pytest.mark.usefixtures("two_nights_are_certain")]
 
@@ -80,9 +77,8 @@ def test_a_title_is_of_the_members_in_force(two_shapes: Cli, stored: Stored, mak
         stored([make(night, ms=1.0, shape=next(iter(SHAPES)), cell={"dims": {"G": 4, "M": 64}})])
         stored([make(night, ms=6.0, shape=[*SHAPES][1], cell={"dims": {"G": 4, "M": 1024}}, run=f"more-{night}")])
         two_shapes("gate", "--update")
-    assert two_shapes("incidents").stdout.startswith(
-        "1 new: latency +50.0% in grouped_gemm triton G=4,M=1024,N=8,K=8\n"
-    )
+    title = "1 new: latency +50.0% in grouped_gemm triton G=4,M=1024,N=8,K=8\n"
+    assert two_shapes("incidents").stdout.startswith(title)
 
 
 def test_an_exact_name_comes_before_wildcards_and_a_file_may_have_it(two_shapes: Cli) -> None:
@@ -100,11 +96,17 @@ def test_an_exact_name_comes_before_wildcards_and_a_file_may_have_it(two_shapes:
         ("operator,shape,calls\na,G=4,M=64,7\n", "calls.csv: line 2 has too many fields; quote a shape with commas"),
         ("operator,shape,calls\na,b,-1\n", "calls.csv: line 2: -1 calls: the number of calls is negative"),
         ("", "calls.csv: line 1 has no column operator"),
+        ('calls = { "grouped_gemm *" = -2 }', "[traffic]: grouped_gemm *: -2 calls: the number of calls is negative"),
+        ('calls = { "a b" = { calls = nan } }', "the number of calls is not finite"),
+        ('calls = { "a b" = { calls = 1, trace = "no.npy" } }', "[traffic]: routing trace "),
+        ('calls = { "a b" = "many" }', "[traffic]: a b: expected a number, or a table with calls"),
+        ('file = "no.csv"', "no.csv: No such file or directory"),
     ],
 )
-def test_a_fault_of_the_file_is_named_with_its_line(two_shapes: Cli, text: str, message: str) -> None:
+def test_faults_of_the_traffic_are_named(two_shapes: Cli, text: str, message: str) -> None:
+    """A text without a setting is that of the file, whose line is named."""
     Path("calls.csv").write_text(text)
-    traffic('file = "calls.csv"')
+    traffic(text if " = " in text else 'file = "calls.csv"')
     for command in ("incidents", "gate"):
         result = two_shapes(command)
         assert (result.exit_code, message in result.stderr) == (2, True), result.stderr
@@ -118,28 +120,11 @@ def test_a_routing_trace_divides_the_calls_among_the_problems(two_shapes: Cli) -
     assert cost(two_shapes) == pytest.approx(20 * 500 + 10 * 2000, rel=0.01)
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ('calls = { "grouped_gemm *" = -2 }', "[traffic]: grouped_gemm *: -2 calls: the number of calls is negative"),
-        ('calls = { "a b" = { calls = nan } }', "the number of calls is not finite"),
-        ('calls = { "a b" = { calls = 1, trace = "no.npy" } }', "[traffic]: routing trace "),
-        ('calls = { "a b" = "many" }', "[traffic]: a b: expected a number, or a table with calls"),
-        ('file = "no.csv"', "no.csv: No such file or directory"),
-    ],
-)
-def test_faults_of_the_traffic_are_named(two_shapes: Cli, text: str, message: str) -> None:
-    traffic(text)
-    result = two_shapes("incidents")
-    assert (result.exit_code, message in result.stderr) == (2, True), result.stderr
-
-
 def test_an_entry_of_no_problem_is_named(two_shapes: Cli) -> None:
     traffic('calls = { "grouped_gemm G=4,M=64,*" = 1, "grouped_gem *" = 3, "softmax 7" = 1 }')
     line = "[traffic]: no measured problem is 'grouped_gem *', 'softmax 7'; `groupbench list series` prints them"
     assert two_shapes("incidents").stdout.splitlines()[-1] == line
-    assert two_shapes("triage").stdout.splitlines()[-1] == line
-    assert line in two_shapes("gains").stderr
+    assert two_shapes("triage").stdout.splitlines()[-1] == line and line in two_shapes("gains").stderr
 
 
 @pytest.mark.parametrize(
@@ -160,11 +145,8 @@ def test_time_that_moved_within_a_layer_is_no_loss(
 
 
 def test_only_as_much_moves_as_was_gained_and_only_of_the_backend(cli: Cli, stored: Stored, make: Any) -> None:
-    stored(
-        level(make, slower(1.0))
-        + level(make, slower(1.0, 0.9), operator="permute")
-        + level(make, slower(1.0, 0.1), operator="permute", backend="another")
-    )
+    stored(level(make, slower(1.0)) + level(make, slower(1.0, 0.9), operator="permute"))
+    stored(level(make, slower(1.0, 0.1), operator="permute", backend="another"))
     cli("gate", "--update")
     traffic('calls = { "*" = { calls = 1, layer = "moe" } }')
     assert (cost(cli), cost(cli, "moved_us")) == pytest.approx((500, 100), rel=0.02)
@@ -179,11 +161,8 @@ def test_a_step_runs_one_backend_of_a_problem(cli: Cli, stored: Stored, make: An
 
 
 def test_moved_time_is_not_the_most_expensive(cli: Cli, stored: Stored, make: Any) -> None:
-    stored(
-        level(make, slower(1.0))
-        + level(make, slower(1.0, 0.5), operator="permute")
-        + level(make, slower(0.5, 1.2), operator="softmax", backend="another")
-    )
+    stored(level(make, slower(1.0)) + level(make, slower(1.0, 0.5), operator="permute"))
+    stored(level(make, slower(0.5, 1.2), operator="softmax", backend="another"))
     cli("gate", "--update")
     traffic('calls = { "softmax *" = 1, "*" = { calls = 1, layer = "moe" } }')
     assert [line.split(" in ")[1] for line in cli("incidents").stdout.splitlines()[::3]] == [
@@ -195,9 +174,8 @@ def test_the_last_line_is_of_the_whole_night(cli: Cli, stored: Stored, make: Any
     """A night has two runs; a cell that one of them measured is not listed."""
     stored([make(0)])
     facts = {"commit": commit(1)}
-    stored([
-        make(1, **facts), make(1, backend="a", status="error", **facts), make(1, backend="b", status="oom", **facts),
-    ])  # fmt: skip
+    failed = [make(1, backend=name, status=status, **facts) for name, status in (("a", "error"), ("b", "oom"))]
+    stored([make(1, **facts), *failed])
     stored([make(1, backend="a", run="run-001-more", **facts)])
     assert "not measured: 1 oom" in cli("incidents").stdout
     stored([make(2, backend="c", status="timeout")])

@@ -2,41 +2,42 @@
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Callable
-from datetime import UTC, datetime
 from typing import Any
 
 import pytest
+from nights import Stored, commit, keep, measured, rows
 
-from groupbench.tracker.facts.record import UNKNOWN_COMMIT
+from groupbench.tracker.facts.record import UNKNOWN_COMMIT, Record
 from groupbench.tracker.judge.gate import judge_run
 from groupbench.tracker.judge.verdicts import Gate, Judged
 from groupbench.tracker.query.resolve import find_run
-from groupbench.tracker.store import comparisons
-from groupbench.tracker.store.comparisons import Compared
 from groupbench.tracker.store.engine import open_store
 
 pytestmark = pytest.mark.sqlite
 
 
-def judged(stored: Callable[..., Any], records: list[Any], effect: float | None = None, verdict: str = "") -> Judged:
-    """Judge the newest run after an A/B comparison of the last two commits."""
-    with open_store(stored(records), create=False) as store, store.write() as session:
-        (row,) = judge_run(session, find_run(session, None)).rows
-        if verdict:
-            base, head = (record.run.commit.hash for record in records[-2:])
-            comparison = Compared(base, head, verdict, datetime(2026, 1, 9, tzinfo=UTC), effect, effect, effect)
-            comparisons.store(session, row.series.pk, comparison)
-            (row,) = judge_run(session, find_run(session, None)).rows
-        return row
+AB = tuple[int, int, str, float]
+"""Numbers of two nights, and the verdict and effect of an A/B of their commits."""
 
 
-def test_a_level_that_moved_on_the_second_commit_is_to_be_compared(make: Any, stored: Any) -> None:
-    row = judged(stored, [make(1), make(2, 1.5)])
-    assert row.verdict == "unconfirmed" and row.ab_base is not None
-    assert row.ab_base.commit == make(1).run.commit.hash
+def judge(stored: Stored, records: list[Record], ab: AB | None = None) -> Gate:
+    """Judge the newest of some nights, of which the first has number 1."""
+    database = stored(records)
+    if ab is not None:
+        keep(database, measured(*(records[night - 1].run.commit.hash for night in ab[:2]), *ab[2:]))
+    with open_store(database, create=False) as store, store.read() as session:
+        return judge_run(session, find_run(session, None))
+
+
+def of_history(make: Any, stored: Stored, levels: list[float], ab: AB | None = None, **fields: Any) -> Gate:
+    return judge(stored, [make(night, ms, **fields) for night, ms in enumerate(levels, 1)], ab)
+
+
+def after_one(make: Any, stored: Stored, ms: float = 1.5, *ab: Any) -> Judged:
+    """Return the row of a second commit, perhaps after an A/B of both."""
+    (row,) = of_history(make, stored, [1, ms], (1, 2, *ab) if ab else None).rows
+    return row
 
 
 @pytest.mark.parametrize(
@@ -44,17 +45,16 @@ def test_a_level_that_moved_on_the_second_commit_is_to_be_compared(make: Any, st
     [(math.log(1.5), "different", "regressed"), (-0.4, "different", "improved"), (0.0, "same", "ok")],
 )
 def test_the_comparison_is_the_verdict(effect: float, verdict: str, expected: str, make: Any, stored: Any) -> None:
-    row = judged(stored, [make(1), make(2, 1.5 if effect >= 0 else 0.7)], effect, verdict)
-    assert row.verdict == expected
-    assert row.ab_base is None
+    row = after_one(make, stored, 1.5 if effect >= 0 else 0.7, verdict, effect)
+    assert (row.verdict, row.ab_base) == (expected, None)
     if expected == "regressed":
         assert row.change == pytest.approx(0.5, abs=2e-3) and row.cause == "code"
-        assert row.span is not None and row.span.head.commit == make(2).run.commit.hash
+        assert row.span is not None and row.span.head.commit == commit(2)
 
 
 @pytest.mark.parametrize("verdict", ["unknown", "failed"])
 def test_a_comparison_that_did_not_decide_leaves_it_open(verdict: str, make: Any, stored: Any) -> None:
-    row = judged(stored, [make(1), make(2, 1.5)], 0.2, verdict)
+    row = after_one(make, stored, 1.5, verdict, 0.2)
     assert row.verdict == "unresolved" and row.ab_base is not None
     assert row.note is not None and row.note.startswith(f"A/B {verdict}")
     assert row.change == pytest.approx(0.5, abs=2e-3)
@@ -62,30 +62,24 @@ def test_a_comparison_that_did_not_decide_leaves_it_open(verdict: str, make: Any
 
 def test_the_numbers_of_a_row_are_of_its_points(make: Any, stored: Any) -> None:
     """The A/B of an earlier night is in the note, with its commits, and not mixed with the newest point."""
-    row = judged(stored, [make(1), make(2, 1.5)], math.log(1.8), "different")
+    row = after_one(make, stored, 1.5, "different", math.log(1.8))
     assert row.point is not None and row.verdict == "regressed"
     assert row.shown.before == pytest.approx(1.0, rel=2e-3)
     assert row.shown.now == pytest.approx(row.point.median_ms)
-    base, head = (make(night).run.commit.hash[:10] for night in (1, 2))
-    assert row.note is not None and f"A/B of {base}..{head}: +80.0%" in row.note
+    assert row.note is not None and f"A/B of {commit(1)[:10]}..{commit(2)[:10]}: +80.0%" in row.note
 
 
 def test_an_accepted_change_stays_accepted_although_an_ab_found_it(make: Any, stored: Any, cli: Any) -> None:
-    location = stored([make(1), make(2, 1.6)])
-    base, head = (make(night).run.commit.hash for night in (1, 2))
-    with open_store(location, create=False) as store, store.write() as session:
-        comparison = Compared(base, head, "different", datetime(2026, 1, 9, tzinfo=UTC), *[math.log(1.5)] * 3)
-        comparisons.store(session, 1, comparison)
+    keep(stored([make(1), make(2, 1.6)]), measured(commit(1), commit(2), "different", math.log(1.5)))
     assert cli("gate", "--update").exit_code == 1
     cli("incidents", "expect", "1", "--reason", "bounds are checked now")
-    done = cli("gate", "--format=json")
-    (row,) = json.loads(done.stdout)["series"]
-    assert (done.exit_code, row["verdict"], row["incident"]) == (0, "ok", 1)
+    (row,) = rows(cli)
+    assert (cli("gate").exit_code, row["verdict"], row["incident"]) == (0, "ok", 1)
 
 
 QUIET = {
     "the level is unchanged": [(1, {}), (2, {"ms": 1.001})],
-    "the same commit again": [(1, {}), (2, {"ms": 1.5, "commit": f"{1:03x}" + "c" * 37})],
+    "the same commit again": [(1, {}), (2, {"ms": 1.5, "commit": commit(1)})],
     "a canary": [(1, {"operator": "canary"}), (2, {"ms": 1.5, "operator": "canary"})],
     "a first result": [(1, {})],
 }
@@ -93,14 +87,14 @@ QUIET = {
 
 @pytest.mark.parametrize("nights", QUIET.values(), ids=QUIET)
 def test_some_series_are_not_compared(nights: list[tuple[int, dict[str, Any]]], make: Any, stored: Any) -> None:
-    assert judged(stored, [make(night, **fields) for night, fields in nights]).ab_base is None
+    assert judge(stored, [make(night, **fields) for night, fields in nights]).rows[0].ab_base is None
 
 
 @pytest.mark.parametrize(
     "fields", [{"commit": UNKNOWN_COMMIT}, {"commit_facts": {"dirty": True}}], ids=["unknown", "dirty"]
 )
 def test_a_large_move_without_a_commit_to_compare_is_shown(fields: dict[str, Any], make: Any, stored: Any) -> None:
-    row = judged(stored, [make(1), make(2, 1.5, **fields)])
+    (row,) = judge(stored, [make(1), make(2, 1.5, **fields)]).rows
     assert row.verdict == "unconfirmed" and row.ab_base is None
     assert row.change == pytest.approx(0.5, abs=2e-3)
     assert row.note is not None and "cannot be measured again" in row.note
@@ -108,26 +102,12 @@ def test_a_large_move_without_a_commit_to_compare_is_shown(fields: dict[str, Any
 
 def test_a_commit_in_between_that_was_measured_twice_is_not_a_base(make: Any, stored: Any) -> None:
     """The same commit measured again does not hide the commit before."""
-    again = f"{2:03x}" + "c" * 37
-    row = judged(stored, [make(1), make(2, 1.5), make(3, 1.5, commit=again)])
-    assert row.ab_base is not None and row.ab_base.commit == make(1).run.commit.hash
-
-
-def of_history(
-    make: Any, stored: Any, levels: list[float], ab: tuple[int, int, str, float] | None = None, **fields: Any
-) -> Gate:
-    """Judge the newest of some nights with these latencies, after an A/B (base, head, verdict, effect) of two."""
-    records = [make(night, ms, **fields) for night, ms in enumerate(levels, 1)]
-    with open_store(stored(records), create=False) as store, store.write() as session:
-        run = find_run(session, None)
-        if ab is not None:
-            base, head = (records[night - 1].run.commit.hash for night in ab[:2])
-            comparison = Compared(base, head, ab[2], datetime(2026, 1, 9, tzinfo=UTC), *[ab[3]] * 3)
-            comparisons.store(session, judge_run(session, run).rows[0].series.pk, comparison)
-        return judge_run(session, run)
+    (row,) = judge(stored, [make(1), make(2, 1.5), make(3, 1.5, commit=commit(2))]).rows
+    assert row.ab_base is not None and row.ab_base.commit == commit(1)
 
 
 STEPS = {
+    "the second result": ([1, 1.5], 2, 1),
     "the third result": ([1, 1.001, 2], 3, 1),
     "after one result": ([1, 2, 2.02], 2, 2),
     "four results ago": ([1, 1.001, 2, 1.95, 1.98, 2.02], 3, 4),
@@ -141,9 +121,9 @@ def test_a_large_step_inside_a_short_history_is_a_suspect(
     judged = of_history(make, stored, levels)
     (row,) = judged.rows
     assert judged.exit_code == 3 and row.verdict == ("unconfirmed" if since == 1 else "suspect")
-    assert row.change == pytest.approx(1.0, abs=0.05) and row.since == since
-    assert row.span is not None and row.span.head.commit == make(head).run.commit.hash
-    assert row.ab_base is not None and row.ab_base.commit == make(head - 1).run.commit.hash
+    assert row.change == pytest.approx(levels[-1] - 1, abs=0.05) and row.since == since
+    assert row.span is not None and row.span.head.commit == commit(head)
+    assert row.ab_base is not None and row.ab_base.commit == commit(head - 1)
 
 
 CALM = {
@@ -173,12 +153,10 @@ def test_a_suspected_improvement_that_is_lost_is_never_ok(
     (row,) = judged.rows
     assert (row.verdict, judged.word, judged.exit_code) == ("undecided", "undecided", 0)
     assert row.change == pytest.approx(levels[-1] / levels[-2] - 1, rel=0.3)
-    assert row.ab_base is not None and row.ab_base.commit == make(len(levels) - 1).run.commit.hash
-    found = of_history(
-        make, stored, levels, (len(levels) - 1, len(levels), "different", math.log(levels[-1] / levels[-2])),
-        timing=timing,
-    )  # fmt: skip
-    assert (found.rows[0].verdict, found.exit_code) == ("regressed", 1)
+    assert row.ab_base is not None and row.ab_base.commit == commit(len(levels) - 1)
+    ab = len(levels) - 1, len(levels), "different", math.log(levels[-1] / levels[-2])
+    decided = of_history(make, stored, levels, ab, timing=timing)
+    assert (decided.rows[0].verdict, decided.exit_code) == ("regressed", 1)
 
 
 @pytest.mark.parametrize(("ms", "verdicts"), [(0.8, ["improved"]), (1, ["undecided"])])
@@ -219,7 +197,7 @@ def test_a_stored_comparison_decides_later_runs(
     (row,) = judged.rows
     assert row.verdict == verdict
     if row.verdict.changed:
-        assert row.span is not None and row.span.head.commit == make(3).run.commit.hash
+        assert row.span is not None and row.span.head.commit == commit(3)
         assert row.since == 4 and row.note is not None and "A/B of" in row.note
 
 
@@ -231,42 +209,34 @@ def test_a_stored_comparison_decides_later_runs(
 def test_a_step_after_one_that_an_ab_found_is_a_suspect_of_its_own(
     levels: list[float], head: int, since: int, make: Any, stored: Any
 ) -> None:
-    found = 3 if levels[1] == 1.01 else 2
-    newest, left = of_history(make, stored, levels, (found - 1, found, "different", math.log(1.3))).rows
+    first = 3 if levels[1] == 1.01 else 2
+    newest, left = of_history(make, stored, levels, (first - 1, first, "different", math.log(1.3))).rows
     if newest.verdict == "regressed":
         newest, left = left, newest
     assert newest.verdict == ("unconfirmed" if since == 1 else "suspect") and newest.since == since
     assert newest.change == pytest.approx(1.0, abs=0.05)
-    assert newest.ab_base is not None and newest.ab_base.commit == make(head - 1).run.commit.hash
+    assert newest.ab_base is not None and newest.ab_base.commit == commit(head - 1)
     assert left.verdict == "regressed" and left.change == pytest.approx(0.3, abs=0.02)
-    assert left.span is not None and left.span.head.commit == make(found).run.commit.hash
+    assert left.span is not None and left.span.head.commit == commit(first)
 
 
 def test_an_acknowledged_step_does_not_hide_a_later_one(make: Any, stored: Any, cli: Any) -> None:
-    records = [make(1), make(2, 1.3), make(3, 2.6)]
-    location = stored(records[:2])
-    base, head = (record.run.commit.hash for record in records[:2])
-    with open_store(location, create=False) as store, store.write() as session:
-        comparison = Compared(base, head, "different", datetime(2026, 1, 9, tzinfo=UTC), *[math.log(1.3)] * 3)
-        comparisons.store(session, 1, comparison)
+    keep(stored([make(1), make(2, 1.3)]), measured(commit(1), commit(2), "different", math.log(1.3)))
     assert cli("gate", "--update").exit_code == 1
     cli("incidents", "ack", "1", "--reason", "known")
-    stored(records[2:])
-    done = cli("gate", "--format=json")
-    rows = json.loads(done.stdout)["series"]
-    assert (done.exit_code, sorted(row["verdict"] for row in rows)) == (3, ["regressed", "unconfirmed"])
+    stored([make(3, 2.6)])
+    assert (cli("gate").exit_code, sorted(row["verdict"] for row in rows(cli))) == (3, ["regressed", "unconfirmed"])
     cli("incidents", "expect", "1", "--reason", "accepted")
-    done = cli("gate", "--format=json")
-    assert (done.exit_code, [row["verdict"] for row in json.loads(done.stdout)["series"]]) == (3, ["unconfirmed"])
+    assert (cli("gate").exit_code, [row["verdict"] for row in rows(cli)]) == (3, ["unconfirmed"])
 
 
 def test_a_row_says_when_its_earlier_level_was_not_measured(make: Any, stored: Any) -> None:
     """The results and the A/B point in opposite directions, so the row shows the A/B's effect."""
-    row = judged(stored, [make(1), make(2, 0.5)], math.log(1.3), "different")
+    row = after_one(make, stored, 0.5, "different", math.log(1.3))
     assert row.verdict == "regressed" and row.change == pytest.approx(0.3)
     assert row.note is not None and "before is computed from the A/B; the results show -50.0%" in row.note
 
 
 def test_an_old_step_does_not_hide_a_much_larger_one(make: Any, stored: Any) -> None:
-    row = judged(stored, [make(night, ms) for night, ms in enumerate((8.4, 25.8, 31.5, 25.5, 215.7))])
+    (row,) = of_history(make, stored, [8.4, 25.8, 31.5, 25.5, 215.7]).rows
     assert row.verdict in ("suspect", "unconfirmed") and row.ab_base is not None

@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cases import rarely
@@ -28,6 +29,7 @@ from groupbench.tracker.night.backfill import BackfillCommit, BackfillError, by_
 from groupbench.tracker.night.stored import measured_by, runs_of_plan
 from groupbench.tracker.store.engine import open_store
 
+Forked = Callable[..., subprocess.CompletedProcess[str]]
 COMMITS = 12
 CELLS = 3
 
@@ -74,9 +76,8 @@ sys.exit(3 if reason else 0)
 
 DRIVER = """
 import sys
-from groupbench.tracker.night import measuring
-measuring.PROGRAM = (sys.executable, "fake.py")
 from groupbench.tracker.cli import main
+from groupbench.tracker.night import measuring
 measuring.PROGRAM = (sys.executable, {fake!r})
 main()
 """
@@ -132,17 +133,23 @@ def test_a_shallow_clone_is_named(history: Path, tmp_path: Path) -> None:
 def test_halving_takes_every_commit_once_and_coarse_to_fine(number: int) -> None:
     commits = [BackfillCommit(f"{at:040d}", "") for at in range(number)]
     order = [int(commit.hash) for commit in by_halving(commits)]
-    assert sorted(order) == list(range(number))
-    assert set(order[:2]) == {0, number - 1}
+    assert sorted(order) == list(range(number)) and set(order[:2]) == {0, number - 1}
     for count in range(3, number + 1):
         gaps = [b - a for a, b in zip(sorted(order[:count]), sorted(order[:count])[1:], strict=False)]
         assert max(gaps) <= 2 * max(min(gaps), 1) * 2
 
 
+def sql(database: Path, statement: str) -> list[Any]:
+    with closing(sqlite3.connect(database)) as connection:
+        rows = connection.execute(statement).fetchall()
+        connection.commit()
+    return rows
+
+
 class Repository:
     """The history, and a groupbench whose `tritonbench` is FAKE."""
 
-    def __init__(self, folder: Path, forked: Callable[..., subprocess.CompletedProcess[str]]) -> None:
+    def __init__(self, folder: Path, forked: Forked) -> None:
         self.folder = folder
         self.forked = forked
         (folder.parent / "fake.py").write_text(FAKE)
@@ -157,12 +164,14 @@ class Repository:
         )  # fmt: skip
 
     def run(self, *options: str) -> tuple[int, str]:
+        where = {"cwd": self.folder, "env": self.environment}
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(measuring, "PROGRAM", (sys.executable, str(self.folder.parent / "fake.py")))
-            done = self.forked(
-                "groupbench.tracker.cli:main", "backfill", *options, cwd=self.folder, env=self.environment
-            )
+            done = self.forked("groupbench.tracker.cli:main", "backfill", *options, **where)
         return done.returncode, done.stdout + done.stderr
+
+    def sql(self, statement: str) -> list[Any]:
+        return sql(self.folder / "groupbench.db", statement)
 
     def stored(self) -> Counter[tuple[str, str]]:
         """Return the number of points of each commit and shape."""
@@ -170,8 +179,7 @@ class Repository:
             'SELECT "commit".hash, series.shape FROM point JOIN run ON run.id = point.run_id '
             'JOIN "commit" ON "commit".id = run.commit_id JOIN series ON series.id = point.series_id'
         )
-        with closing(sqlite3.connect(self.folder / "groupbench.db")) as connection:
-            return Counter((commit, shape) for commit, shape in connection.execute(query))
+        return Counter(self.sql(query))
 
     def lines_written(self) -> int:
         return sum(file.read_bytes().count(b"\n") for file in (self.folder / "records").glob("backfill-*/*.jsonl"))
@@ -183,7 +191,7 @@ class Repository:
 
 
 @pytest.fixture
-def repository(history: Path, tmp_path: Path, forked: Callable[..., subprocess.CompletedProcess[str]]) -> Repository:
+def repository(history: Path, tmp_path: Path, forked: Forked) -> Repository:
     folder = tmp_path / "clone"
     git(tmp_path, "clone", "-q", str(history), str(folder))
     return Repository(folder, forked)
@@ -207,8 +215,7 @@ def test_killed_it_measures_nothing_twice_and_loses_nothing(repository: Reposito
     assert "2 failed" in output or "failed before" in output
     commits = git(repository.folder, "rev-list", span).split()
     every = {(commit, f"N={cell}") for commit in commits for cell in range(CELLS)}
-    assert repository.stored() == Counter(every)
-    assert repository.written() == Counter(every)
+    assert repository.stored() == Counter(every) and repository.written() == Counter(every)
     code, output = repository.run(span)
     assert code == 0 and f"{len(commits) - 2} measured before, 2 failed before" in output
     assert repository.stored() == Counter(every)
@@ -225,6 +232,9 @@ def test_a_commit_that_the_database_holds_is_skipped(repository: Repository) -> 
     newest = git(repository.folder, "rev-parse", "HEAD")
     assert f"[1/2] {newest[:10]} Commit 11: measured already: run {newest[:8]}-" in output
     assert set(repository.stored().values()) == {1}
+    shutil.rmtree(repository.folder / "records")
+    repository.sql(OTHER_RUNS["part of the plan"])
+    assert f"[1/2] {newest[:10]} Commit 11\n" in repository.run("HEAD~2..")[1], "measured again"
 
 
 OTHER_RUNS = {
@@ -239,9 +249,7 @@ OTHER_RUNS = {
 
 
 @pytest.fixture(scope="module")
-def measured(
-    history: Path, tmp_path_factory: pytest.TempPathFactory, forked: Callable[..., subprocess.CompletedProcess[str]]
-) -> Path:
+def measured(history: Path, tmp_path_factory: pytest.TempPathFactory, forked: Forked) -> Path:
     """Return a repository whose newest commit is measured, to be copied."""
     folder = tmp_path_factory.mktemp("measured") / "clone"
     git(folder.parent, "clone", "-q", str(history), str(folder))
@@ -261,32 +269,15 @@ def test_another_run_of_a_commit_does_not_count(change: str, measured: Path, tmp
             return list(measured_by(session, runs_of_plan(session, "nightly", [commit]), planned))
 
     assert counting() == [commit]
-    with closing(sqlite3.connect(database)) as connection:
-        connection.execute(change)
-        connection.commit()
+    sql(database, change)
     assert counting() == []
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("change", OTHER_RUNS.values(), ids=OTHER_RUNS)
-def test_a_commit_is_measured_if_the_database_has_another_run_of_it(
-    change: str, measured: Path, tmp_path: Path, forked: Callable[..., subprocess.CompletedProcess[str]]
-) -> None:
-    repository = Repository(Path(shutil.copytree(measured, tmp_path / "clone", symlinks=True)), forked)
-    (repository.folder / "records").rename(repository.folder.parent / "elsewhere")
-    with closing(sqlite3.connect(repository.folder / "groupbench.db")) as connection:
-        connection.execute(change)
-        connection.commit()
-    output = repository.run("HEAD~1..")[1]
-    assert "1 commit: 1 measured" in output and "measured already" not in output
 
 
 def test_the_largest_step_is_named_with_the_command_that_decides_it(repository: Repository) -> None:
     before, after = (git(repository.folder, "rev-parse", name) for name in ("HEAD~3", "HEAD~2"))
     output = repository.run("HEAD~4..HEAD~2")[1]
     step = f"largest step: canary torch fwd fp32 N=1 is 50.0% slower at {after[:10]} Commit 9 than at {before[:10]}"
-    assert step in output
-    assert f"groupbench bisect {before} {after} --series 2 --device cpu\n" in output
+    assert step in output and f"groupbench bisect {before} {after} --series 2 --device cpu\n" in output
     again = repository.run("HEAD~4..HEAD~2")[1]
     assert "2 measured before" in again and step in again
 
@@ -302,8 +293,7 @@ def test_what_does_not_load_is_recorded_with_the_reason(repository: Repository) 
     assert code == 0 and "2 commits: 2 failed" in output
     assert output.count("No module named 'kernel'") == 2  # once for each commit
     assert output.count("is recorded as failed, with this reason") == 2
-    with closing(sqlite3.connect(repository.folder / "groupbench.db")) as connection:
-        skipped = connection.execute("SELECT DISTINCT status, message FROM point").fetchall()
+    skipped = repository.sql("SELECT DISTINCT status, message FROM point")
     assert skipped == [("error", "plugin 'kernel.K' does not load: No module named 'kernel'")]
 
 
@@ -361,14 +351,12 @@ def test_each_toolchain_measures_a_commit_and_builds_for_itself(repository: Repo
     assert (code, "1 commit: 1 measured" in output) == (0, True), output
     assert "1 commit: 1 measured before" in repository.run("HEAD~1..", "--toolchain", "new")[1]
     assert "1 commit: 1 measured before" in repository.run("HEAD~1..")[1]
-    plans = Counter({"nightly": 1, "nightly@new": 1})
-    with closing(sqlite3.connect(repository.folder / "groupbench.db")) as connection:
-        assert Counter(plan for (plan,) in connection.execute("SELECT plan FROM run")) == plans
-        measured = connection.execute(
-            "SELECT DISTINCT run.plan, facts ->> '$.os' FROM point "
-            "JOIN run ON run.id = run_id JOIN environment ON environment.id = environment_id"
-        )
-        assert set(measured) == {("nightly", None), ("nightly@new", "yes")}
+    assert sorted(repository.sql("SELECT plan FROM run")) == [("nightly",), ("nightly@new",)]
+    measured = repository.sql(
+        "SELECT DISTINCT run.plan, facts ->> '$.os' FROM point "
+        "JOIN run ON run.id = run_id JOIN environment ON environment.id = environment_id"
+    )
+    assert set(measured) == {("nightly", None), ("nightly@new", "yes")}
     ours, others = built.read_text().splitlines()
     assert (ours != others, others) == (True, str(python))
 

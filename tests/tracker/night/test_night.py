@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,6 +29,7 @@ from groupbench.tracker.facts.record import Record, encode
 from groupbench.tracker.night import measuring
 from groupbench.tracker.project import load
 
+Make = Callable[..., Record]
 PROJECT = """
 plugins = ["mine.KERNEL"]
 budget = "1h"
@@ -44,6 +48,11 @@ class Tritonbench:
         self.paths: list[str] = []
         self.folders: list[list[str]] = []
         self.pythons: list[str | None] = []
+
+    @property
+    def files(self) -> list[str]:
+        """The files of records, one for each command."""
+        return [command[command.index("--records") + 1] for command in self.commands]
 
     def __call__(
         self, arguments: list[str], folder: Path, environment: dict[str, str], python: str | None = None
@@ -91,22 +100,24 @@ def run(*arguments: str) -> tuple[int, str]:
         return code, (out.getvalue() + err.getvalue()).decode()
 
 
+def committed(folder: Path) -> Path:
+    """Make a folder a repository of two commits, with its groupbench.toml."""
+    git(folder, "init", "-q", "-b", "main")
+    git(folder, "add", ".")
+    for name in ("One", "Two"):
+        git(folder, "commit", "-q", "--allow-empty", "-m", name)
+    return folder
+
+
 def test_a_night_leaves_everything_and_the_next_is_judged_by_it(
-    whole_report: None, tritonbench: Tritonbench, make: Callable[..., Record], tmp_path: Path
+    whole_report: None, tritonbench: Tritonbench, make: Make, tmp_path: Path
 ) -> None:
     tritonbench.records = [[make(1)], [make(2)]]
     code, output = run("night", "--samples", "3")
     assert code == 0, output
     assert "GATE not judged: nothing to compare with yet. 1 new" in output
-    assert {path.name for path in (tmp_path / "artifacts").iterdir()} == {
-        *(
-            "summary.md",
-            "comment.md",
-            "gate.xml",
-            "gate.sarif",
-            "verdict.json",
-        )
-    }
+    written = sorted(path.name for path in (tmp_path / "artifacts").iterdir())
+    assert written == ["comment.md", "gate.sarif", "gate.xml", "summary.md", "verdict.json"]
     assert "<html" in (tmp_path / "report.html").read_text()
     (arguments,) = tritonbench.commands
     assert arguments[arguments.index("--plan") + 1] == str(tmp_path / "groupbench.toml")
@@ -114,13 +125,12 @@ def test_a_night_leaves_everything_and_the_next_is_judged_by_it(
     assert tritonbench.folders[0][0] == str(tmp_path) and str(tmp_path) not in tritonbench.paths[0]
     code, output = run("night")
     assert code == 0, output
-    first = arguments[arguments.index("--records") + 1]
-    assert tritonbench.commands[1][tritonbench.commands[1].index("--previous") + 1] == first
+    assert tritonbench.commands[1][tritonbench.commands[1].index("--previous") + 1] == tritonbench.files[0]
     assert json.loads((tmp_path / "artifacts/verdict.json").read_text())["run"] == "run-002"
 
 
 def test_it_works_from_a_folder_below(
-    tritonbench: Tritonbench, make: Callable[..., Record], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tritonbench: Tritonbench, make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / ".git").mkdir()
     (tmp_path / "below").mkdir()
@@ -130,46 +140,88 @@ def test_it_works_from_a_folder_below(
     assert (tmp_path / "groupbench.db").exists() and not list((tmp_path / "below").iterdir())
 
 
-def test_a_wrong_result_is_the_nights(tritonbench: Tritonbench, make: Callable[..., Record]) -> None:
-    tritonbench.records, tritonbench.codes = [[make(1, status="wrong")]], [1]
-    assert run("night")[0] == 1
-
-
-def test_what_was_not_measured_is_the_nights_where_the_gate_finds_nothing(
-    tritonbench: Tritonbench, make: Callable[..., Record]
+@pytest.mark.parametrize(("status", "code"), [("wrong", 1), ("ok", 3)])
+def test_what_was_measured_decides_where_the_gate_finds_nothing(
+    status: str, code: int, tritonbench: Tritonbench, make: Make
 ) -> None:
-    tritonbench.records, tritonbench.codes = [[make(1)]], [3]
-    assert run("night")[0] == 3
+    tritonbench.records, tritonbench.codes = [[make(1, status=status)]], [code]
+    assert run("night")[0] == code
 
 
-def test_another_commits_half_night_is_stored_and_a_new_one_begins(
-    tritonbench: Tritonbench, make: Callable[..., Record]
+def test_what_cannot_begin_leaves_no_half_night(tritonbench: Tritonbench, tmp_path: Path) -> None:
+    tritonbench.codes = [3, 2]
+    with pytest.raises(measuring.Unmeasured):
+        run("night")
+    assert run("night", "--nonsense") == (2, "")  # `tritonbench` prints the one line, with or without a commit
+    assert not list((tmp_path / "records").glob(".unfinished*"))
+
+
+SETUP, BENCHMARK = {"groupbench.toml": 'setup = "touch built; exit 7"'}, {"groupbench.toml": "benchmarks = ['nope.py']"}
+REFUSED: dict[str, tuple[str, dict[str, str], str]] = {
+    "no file": ("night", {"groupbench.toml": "rm"}, "groupbench init"),
+    "another database": ("night", {"groupbench.db": "text"}, r"groupbench\.db: is not a SQLite database"),
+    "setup": ("night", SETUP, r"this checkout does not build: `setup` of groupbench\.toml ended with 7"),
+    **{
+        command: (command, BENCHMARK, r"^groupbench.toml: benchmarks: cannot find nope.py$")
+        for command in ("night", "backfill HEAD", "ab HEAD~1 HEAD --operator canary", "pull-request HEAD")
+    },
+    "--records": ("night --records=x", {}, "set the folder with"),
+    "--list-backends": ("night --list-backends", {}, "tritonbench --list-backends"),
+    **{f"--budget {text}": (f"night --samples 3 --budget {text}", {}, text) for text in ("1x", "0", "-1h")},
+}
+"""Commands with texts that are put in front of files; `rm` removes one."""
+
+
+@pytest.mark.parametrize(("command", "files", "says"), REFUSED.values(), ids=REFUSED)
+def test_a_mistake_ends_it_before_anything_is_measured(
+    command: str, files: dict[str, str], says: str, tritonbench: Tritonbench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A budget is checked before the device is locked, too."""
+    if "--budget" in command:
+        monkeypatch.setattr(measuring, "ensure_alone", lambda *arguments: pytest.fail("it was locked"))
+    for file, text in zip(map(Path, files), files.values(), strict=True):
+        before = file.read_text() if file.exists() else ""
+        file.unlink() if text == "rm" else file.write_text(f"{text}\n{before}")
+    with pytest.raises((TrackerError, click.UsageError), match=says) as caught:
+        run(*command.split())
+    assert caught.value.exit_code == (ExitCode.INCOMPLETE if files == SETUP else ExitCode.USAGE)
+    assert not tritonbench.commands and Path("built").exists() == (files == SETUP)
+
+
+READ_ONLY = {
+    **{f"{name or 'the folder'} of a night": ("night", name) for name in ("records", "", "artifacts", "groupbench.db")},
+    **{f"{name} of a backfill": ("backfill HEAD~1..", name) for name in ("records", ".git")},
+}
+
+
+@pytest.mark.parametrize(("command", "name"), READ_ONLY.values(), ids=READ_ONLY)
+def test_a_read_only_place_ends_it_before_anything_is_measured(
+    command: str, name: str, tritonbench: Tritonbench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    committed(tmp_path)
+    if name == "groupbench.db":
+        (tmp_path / name).touch()
+    access = os.access
+    monkeypatch.setattr("os.access", lambda path, m: Path(path).absolute() != tmp_path / name and access(path, m))
+    what = "database groupbench.db: " if name == "groupbench.db" else f"folder {tmp_path / name}: "
+    with pytest.raises(TrackerError, match=f"^cannot write to the {what}") as caught:
+        run(*command.split())
+    assert caught.value.exit_code == ExitCode.USAGE and not tritonbench.commands
+
+
+def test_another_commits_half_night_is_stored_and_a_new_one_begins(tritonbench: Tritonbench, make: Make) -> None:
     tritonbench.records, tritonbench.codes = [[make(1)]], [130]
     with pytest.raises(KeyboardInterrupt):
         run("night")
     tritonbench.records, tritonbench.codes = [[], [make(2)]], [4, 0]
     code, output = run("night")
     assert code == 0, output
-    files = [arguments[arguments.index("--records") + 1] for arguments in tritonbench.commands]
-    assert files[0] == files[1] != files[2]
+    first, second, third = tritonbench.files
+    assert first == second != third
     assert "run run-001" in output and "run run-002" in output
 
 
-def test_what_cannot_begin_leaves_no_half_night(tritonbench: Tritonbench, tmp_path: Path) -> None:
-    tritonbench.codes = [3]
-    with pytest.raises(measuring.Unmeasured):
-        run("night")
-    assert not list((tmp_path / "records").glob(".unfinished*"))
-
-
-def test_a_misspelled_option_prints_nothing_more(tritonbench: Tritonbench, tmp_path: Path) -> None:
-    tritonbench.codes = [2]
-    assert run("night", "--nonsense") == (2, "")  # `tritonbench` prints the one line, with or without a commit
-    assert not list((tmp_path / "records").glob(".unfinished*"))
-
-
-def test_a_misspelled_option_keeps_a_half_night(tritonbench: Tritonbench, make: Callable[..., Record]) -> None:
+def test_a_misspelled_option_keeps_a_half_night(tritonbench: Tritonbench, make: Make) -> None:
     tritonbench.records, tritonbench.codes = [[make(1)]], [130]
     with pytest.raises(KeyboardInterrupt):
         run("night")
@@ -177,103 +229,21 @@ def test_a_misspelled_option_keeps_a_half_night(tritonbench: Tritonbench, make: 
     code, output = run("night", "--budjet")
     assert code == 2 and "the interrupted run is kept" in output
     assert run("night")[0] == 0
-    assert len({arguments[arguments.index("--records") + 1] for arguments in tritonbench.commands}) == 1
+    assert len({*tritonbench.files}) == 1
 
 
-@pytest.mark.parametrize(
-    ("option", "says"), [("--records=x", "set the folder with"), ("--list-backends", "tritonbench --list-backends")]
-)
-def test_options_that_are_not_for_a_night(option: str, says: str, tritonbench: Tritonbench) -> None:
-    with pytest.raises(click.UsageError, match=says):
-        run("night", option)
-    assert not tritonbench.commands
-
-
-@pytest.mark.parametrize("budget", ["1x", "0", "-1h"])
-def test_a_budget_is_checked_before_the_device_is_locked(
-    budget: str, tritonbench: Tritonbench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(measuring, "ensure_alone", lambda *arguments: pytest.fail("it was locked"))
-    with pytest.raises(click.BadParameter) as refused:
-        run("night", "--samples", "3", "--budget", budget)
-    assert refused.value.exit_code == 2 and budget in refused.value.message
-    assert not tritonbench.commands
-
-
-def test_a_budget_is_that_of_the_measurement(tritonbench: Tritonbench, make: Callable[..., Record]) -> None:
+def test_a_budget_is_that_of_the_measurement(tritonbench: Tritonbench, make: Make) -> None:
     tritonbench.records = [[make(1)]]
     run("night", "--budget", "1h30m")
     (arguments,) = tritonbench.commands
     assert arguments[arguments.index("--budget") + 1] == "5400.000000s"
 
 
-def test_without_a_file_it_says_what_to_do(tritonbench: Tritonbench, tmp_path: Path) -> None:
-    (tmp_path / "groupbench.toml").unlink()
-    with pytest.raises(Exception, match="groupbench init"):
-        run("night")
-
-
-def test_an_unusable_database_ends_it_before_anything_is_measured(tritonbench: Tritonbench, tmp_path: Path) -> None:
-    (tmp_path / "groupbench.db").write_text("no database, but a text")
-    with pytest.raises(TrackerError, match=r"groupbench\.db: is not a SQLite database"):
-        run("night")
-    assert tritonbench.commands == []
-
-
-@pytest.mark.parametrize(
-    "command", [("night",), ("backfill", "HEAD"), ("ab", "HEAD~1", "HEAD"), ("pull-request", "HEAD")]
-)
-def test_a_missing_benchmark_ends_it_before_anything_is_measured(
-    command: tuple[str, ...], tritonbench: Tritonbench, tmp_path: Path
-) -> None:
-    (tmp_path / "groupbench.toml").write_text(f"benchmarks = ['bench_nope.py']\n{PROJECT}")
-    with pytest.raises(TrackerError, match=r"^groupbench.toml: benchmarks: cannot find bench_nope.py$") as caught:
-        run(*command, *(("--operator", "canary") if command[0] == "ab" else ()))
-    assert caught.value.exit_code == ExitCode.USAGE and not tritonbench.commands
-
-
-@pytest.mark.parametrize(
-    ("command", "folder"),
-    [("night", "records"), ("night", ""), ("night", "artifacts"), ("backfill", "records"), ("backfill", ".git")],
-    ids=["records of a night", "the folder", "artifacts", "records of a backfill", "git"],
-)
-def test_a_read_only_folder_ends_it_before_anything_is_measured(
-    command: str, folder: str, tritonbench: Tritonbench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    git(tmp_path, "init", "-q", "-b", "main")
-    for name in ("One", "Two"):
-        git(tmp_path, "commit", "-q", "--allow-empty", "-m", name)
-    access = os.access
-
-    def read_only(path: str | Path, mode: int) -> bool:
-        return Path(path).absolute() != tmp_path / folder and access(path, mode)
-
-    monkeypatch.setattr("os.access", read_only)
-    with pytest.raises(TrackerError, match=f"^cannot write to the folder {tmp_path / folder}: ") as caught:
-        run(command, *(["HEAD~1.."] if command == "backfill" else []))
-    assert caught.value.exit_code == ExitCode.USAGE and not tritonbench.commands
-
-
-def test_a_read_only_database_ends_it_before_anything_is_measured(
-    tritonbench: Tritonbench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    database = tmp_path / "groupbench.db"
-    database.touch()
-    access = os.access
-    monkeypatch.setattr("os.access", lambda path, mode: Path(path).absolute() != database and access(path, mode))
-    with pytest.raises(TrackerError, match=r"^cannot write to the database groupbench\.db: change its permissions$"):
-        run("night")
-    assert not tritonbench.commands
-
-
 def test_the_first_night_in_a_shallow_clone_names_the_command_that_completes_it(
-    tritonbench: Tritonbench, make: Callable[..., Record], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tritonbench: Tritonbench, make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source = tmp_path / "source"
-    source.mkdir()
-    git(source, "init", "-q", "-b", "main")
-    for name in ("One", "Two"):
-        git(source, "commit", "-q", "--allow-empty", "-m", name)
+    (tmp_path / "source").mkdir()
+    source = committed(tmp_path / "source")
     git(tmp_path, "clone", "-q", "--depth", "1", f"file://{source}", "shallow")
     tritonbench.records = [[make(1)], [make(2)], [make(3)]]
     for folder, hints in (("shallow", 1), ("shallow", 0), ("source", 0)):
@@ -283,11 +253,9 @@ def test_the_first_night_in_a_shallow_clone_names_the_command_that_completes_it(
 
 
 def test_uncommitted_changes_are_reported_before_they_are_measured(
-    tritonbench: Tritonbench, make: Callable[..., Record], tmp_path: Path
+    tritonbench: Tritonbench, make: Make, tmp_path: Path
 ) -> None:
-    git(tmp_path, "init", "-q", "-b", "main")
-    git(tmp_path, "add", "groupbench.toml")
-    git(tmp_path, "commit", "-q", "-m", "One")
+    committed(tmp_path)
     tritonbench.records = [[make(1)], [make(2)]]
     assert "uncommitted changes" not in run("night")[1]
     (tmp_path / "groupbench.toml").write_text(PROJECT + "# changed\n")
@@ -303,17 +271,9 @@ def test_uncommitted_changes_are_reported_before_they_are_measured(
     ],
 )
 def test_an_interrupt_says_whether_the_run_can_be_continued(
-    dirty: bool,
-    cells: int,
-    then: str,
-    tritonbench: Tritonbench,
-    make: Callable[..., Record],
-    tmp_path: Path,
-    capsys: Any,
+    dirty: bool, cells: int, then: str, tritonbench: Tritonbench, make: Make, tmp_path: Path, capsys: Any
 ) -> None:
-    git(tmp_path, "init", "-q", "-b", "main")
-    git(tmp_path, "add", "groupbench.toml")
-    git(tmp_path, "commit", "-q", "-m", "One")
+    committed(tmp_path)
     if dirty:
         (tmp_path / "groupbench.toml").write_text(PROJECT + "# changed\n")
     tritonbench.records, tritonbench.codes = [[make(1)][:cells]], [130]
@@ -322,15 +282,8 @@ def test_an_interrupt_says_whether_the_run_can_be_continued(
     assert capsys.readouterr().err.splitlines()[-1] == f"groupbench: interrupted; {then}"
 
 
-def test_setup_runs_first_and_ends_a_night_that_it_fails(tritonbench: Tritonbench, tmp_path: Path) -> None:
-    (tmp_path / "groupbench.toml").write_text('setup = "touch built; exit 7"\n' + PROJECT)
-    with pytest.raises(Exception, match=r"this checkout does not build: `setup` of groupbench\.toml ended with 7"):
-        run("night")
-    assert (tmp_path / "built").exists() and not tritonbench.commands
-
-
 def test_an_error_of_a_step_that_does_not_decide_is_printed(
-    tritonbench: Tritonbench, make: Callable[..., Record], monkeypatch: pytest.MonkeyPatch
+    tritonbench: Tritonbench, make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without a token nothing is posted, and the verdict does not change."""
     for name in ("GITHUB_TOKEN", "GH_TOKEN", "GITLAB_TOKEN", "GITLAB_CI", "CI"):
@@ -341,36 +294,33 @@ def test_an_error_of_a_step_that_does_not_decide_is_printed(
     assert code == 0 and "TOKEN" in output, output
 
 
-@pytest.mark.parametrize(("cell", "code"), [({}, 2), ({"status": "wrong", "message": "far off"}, 1)])
+NO_REPORT = {
+    "no folder": (2, 'report = "no/folder/report.html"', "no/folder"),
+    "no plotly": (0, "", "no report: the report needs plotly: pip install -e '.[report]'"),
+}
+
+
+@pytest.mark.parametrize(("code", "setting", "says"), NO_REPORT.values(), ids=NO_REPORT)
+@pytest.mark.parametrize("status", ["ok", "wrong"])
 def test_a_report_that_cannot_be_made_does_not_hide_the_verdict(
-    tritonbench: Tritonbench, make: Callable[..., Record], cell: dict[str, Any], code: int
-) -> None:
-    """The run has ended, so the next night starts another run."""
-    Path("groupbench.toml").write_text('report = "no/folder/report.html"\n' + PROJECT)
-    tritonbench.records = [[make(1, **cell)]]
-    ended, output = run("night")
-    assert (ended, "no/folder" in output) == (code, True), output
-    assert Path("artifacts/verdict.json").is_file()
-    assert not list(Path("records").glob(".unfinished*"))
-
-
-@pytest.mark.parametrize(("cell", "code"), [({}, 0), ({"status": "wrong", "message": "far off"}, 1)])
-def test_a_night_without_plotly_has_no_report(
     whole_report: None,
     tritonbench: Tritonbench,
-    make: Callable[..., Record],
-    cell: dict[str, Any],
-    code: int,
+    make: Make,
     monkeypatch: Any,
+    status: str,
+    code: int,
+    setting: str,
+    says: str,
 ) -> None:
-    monkeypatch.setitem(sys.modules, "plotly.offline", None)
-    Path("groupbench.toml").write_text(PROJECT)
-    tritonbench.records = [[make(1, **cell)]]
+    """The run has ended, so the next night starts another run."""
+    if not setting:
+        monkeypatch.setitem(sys.modules, "plotly.offline", None)
+    Path("groupbench.toml").write_text(f"{setting}\n{PROJECT}")
+    tritonbench.records = [[make(1, status=status)]]
     ended, output = run("night")
-    assert ended == code, output
-    assert "no report: the report needs plotly: pip install -e '.[report]'" in output
-    assert Path("artifacts/verdict.json").is_file()
-    assert not Path("report.html").exists()
+    assert (ended, says in output) == (1 if status == "wrong" else code, True), output
+    assert Path("artifacts/verdict.json").is_file() and not Path("report.html").exists()
+    assert not list(Path("records").glob(".unfinished*"))
 
 
 TOOLCHAINS = """
@@ -395,18 +345,8 @@ def other(tmp_path: Path) -> Path:
     return python
 
 
-@pytest.mark.exhaustive  # a backfill does the same
-def test_setup_builds_for_the_toolchain(tritonbench: Tritonbench, make: Callable[..., Record], other: Path) -> None:
-    file = Path("groupbench.toml")
-    file.write_text('setup = "command -v python >> built"\n' + file.read_text())
-    tritonbench.records = [[make(1)], [make(2, plan="nightly@nightly")]]
-    assert run("night")[0] == run("night", "--toolchain", "nightly")[0] == 0
-    first, second = Path("built").read_text().splitlines()
-    assert (second, first != second) == (str(other), True)
-
-
 def test_toolchains_have_runs_and_verdicts_of_their_own(
-    tritonbench: Tritonbench, make: Callable[..., Record], other: Path, tmp_path: Path
+    tritonbench: Tritonbench, make: Make, other: Path, tmp_path: Path
 ) -> None:
     new = {"environment": {"triton": "3.8.0"}}
     tritonbench.records, tritonbench.codes = [[make(1)], [make(2, plan="nightly@nightly", **new)]], [0, 130, 0]
@@ -418,8 +358,7 @@ def test_toolchains_have_runs_and_verdicts_of_their_own(
     code, output = run("night", "--toolchain", "nightly", "--samples", "3")
     assert code == 0, output
     assert tritonbench.pythons == [None, str(other), None, str(other)]
-    files = [command[command.index("--records") + 1] for command in tritonbench.commands]
-    assert files[1] == files[3] and len({*files}) == 3
+    assert tritonbench.files[1] == tritonbench.files[3] and len({*tritonbench.files}) == 3
     assert [command[-2:] for command in tritonbench.commands][1] == ["--device", "auto"]
     assert [command.count("nightly@nightly") for command in tritonbench.commands] == [0, 1, 0, 1]
     assert json.loads((tmp_path / "artifacts/verdict.json").read_text())["run"] == "run-003"
@@ -457,7 +396,7 @@ def test_an_interpreter_without_groupbench_imports_this_one(tritonbench: Tritonb
 
 
 def test_suspects_are_confirmed_with_the_toolchain(
-    tritonbench: Tritonbench, make: Callable[..., Record], other: Path, monkeypatch: pytest.MonkeyPatch
+    tritonbench: Tritonbench, make: Make, other: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pythons: list[str] = []
 
@@ -473,7 +412,7 @@ def test_suspects_are_confirmed_with_the_toolchain(
 
 
 def test_only_confirm_by_itself_names_the_gate_as_the_next_step(
-    tritonbench: Tritonbench, make: Callable[..., Record], monkeypatch: pytest.MonkeyPatch
+    tritonbench: Tritonbench, make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     same: Any = SimpleNamespace(verdict="same", decided=True)
     confirmed = Confirmed(compared=((same, same),))
@@ -486,31 +425,39 @@ def test_only_confirm_by_itself_names_the_gate_as_the_next_step(
     assert code == 0 and "CONFIRM 1 same" in output and hint in output
 
 
-def test_an_interrupt_reaches_what_measures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The child ignores Ctrl-C of the terminal, ends by the signal that it is sent, and is waited for."""
+DEAF = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
+SLEEP = "import os, time; print(os.getpid(), flush=True); time.sleep(600)"
+MEASURE = """
+import os, sys
+from pathlib import Path
+from groupbench.tracker.night import measuring
+measuring.PROGRAM = (sys.executable, "-c", sys.argv[1])
+measuring.measure([], Path(), dict(os.environ))
+"""
 
-    class Child:
-        def __init__(self, *command: Any, **options: Any) -> None:
-            self.ended: list[str] = []
-            self.waits = [KeyboardInterrupt, None]
-            children.append(self)
 
-        stderr = None
+@pytest.mark.parametrize(("program", "number"), [(DEAF + SLEEP, signal.SIGKILL), (SLEEP, signal.SIGINT)])
+def test_a_program_ends_with_the_command_that_is_killed_or_interrupted(program: str, number: signal.Signals) -> None:
+    """After Ctrl-C, the command waits for it; a killed command's program may miss SIGTERM."""
+    words = [sys.executable, "-c", MEASURE, program]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as command:
+        assert command.stdout is not None
+        pid = int(command.stdout.readline())
+        command.send_signal(number)
+        try:
+            command.wait(60)
+            assert number == signal.SIGKILL or not is_running(pid)
+            deadline = time.monotonic() + 60
+            while is_running(pid):
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
-        def communicate(self) -> None:
-            self.wait()
 
-        def wait(self) -> int:
-            stop = self.waits.pop(0)
-            if stop:
-                raise stop
-            return 130
-
-        def terminate(self) -> None:
-            self.ended.append("terminate")
-
-    children: list[Child] = []
-    monkeypatch.setattr("subprocess.Popen", Child)
-    with pytest.raises(KeyboardInterrupt):
-        measuring.measure([], tmp_path, {})
-    assert children[0].ended == ["terminate"] and not children[0].waits
+def is_running(process: int) -> bool:
+    try:
+        return "\nState:\tZ" not in Path(f"/proc/{process}/status").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False

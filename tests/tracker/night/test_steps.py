@@ -67,8 +67,7 @@ def test_the_results_around_a_step_outweigh_two_noisy_neighbours(steps: Callable
     commits = [(n, ms, _noisy(ms, n in (2, 3))) for n, ms in enumerate((1.0, 1.05, 0.95, 2.0, 2.1, 1.9))]
     assert steps(*commits[2:4]).largest is None
     largest = steps(*commits).largest
-    assert largest is not None
-    assert (largest.before, largest.after) == (COMMITS[2], COMMITS[3])
+    assert largest is not None and (largest.before, largest.after) == (COMMITS[2], COMMITS[3])
     assert largest.pair.ratio == pytest.approx(2.0, rel=0.1)
 
 

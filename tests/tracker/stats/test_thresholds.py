@@ -8,14 +8,7 @@ import numpy as np
 import pytest
 
 from groupbench.tracker.ab.result import defaults
-from groupbench.tracker.stats.thresholds import (
-    GROSS,
-    POOL_FLOOR,
-    burst_error,
-    judge_pools,
-    least_effect,
-    mad,
-)
+from groupbench.tracker.stats.thresholds import GROSS, POOL_FLOOR, burst_error, judge_pools, least_effect, mad
 
 UNKNOWN = math.nan
 
@@ -23,13 +16,11 @@ UNKNOWN = math.nan
 @pytest.mark.parametrize(
     ("timing", "ms", "least"),
     [
-        ("gpu", 0.013, 0.02),
-        ("gpu", 0.04, 0.01),
-        ("gpu", 0.089, 0.01),
-        ("gpu", 0.09, 0.003),
-        ("gpu", 600.0, 0.003),
-        ("cpu", 0.013, 0.10),
-        ("cpu", 600.0, 0.10),
+        *(
+            ("gpu", ms, least)
+            for ms, least in ((0.013, 0.02), (0.04, 0.01), (0.089, 0.01), (0.09, 0.003), (600, 0.003))
+        ),
+        *(("cpu", ms, 0.10) for ms in (0.013, 600)),
     ],
 )
 def test_the_least_effect_is_that_of_an_ab(timing: str, ms: float, least: float) -> None:
