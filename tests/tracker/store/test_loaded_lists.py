@@ -55,12 +55,6 @@ def test_an_empty_list_is_known(cli: Cli, db: Any, write: Any, make: Any) -> Non
     assert [record.loaded for record in records] == [nothing, loaded_of(None, {})]
 
 
-def test_a_record_without_is_unknown(cli: Cli, db: Any, write: Any, make: Any) -> None:
-    cli("ingest", write([make(0)]))
-    records, lists = stored_in(db)
-    assert (records[0].loaded, lists) == (None, {})
-
-
 def test_export_and_ingest_give_the_same(cli: Cli, write: Any, make: Any, tmp_path: Path) -> None:
     assert cli("ingest", write([make(n, loaded=each) for n, each in enumerate((ONE, TWO, ONE, None))])).exit_code == 0
     first, second = tmp_path / "first.jsonl", tmp_path / "second.jsonl"

@@ -77,28 +77,6 @@ def test_a_backfill_is_pruned_by_its_commits(cli: Cli, stored: Any, make: Any, d
     assert "0 would be removed" in cli("db", "prune").stdout
 
 
-def test_the_edges_of_a_segment_stay(cli: Cli, stored: Any, make: Any, db: Any) -> None:
-    records = [make(night, environment=DRIVER if night >= 20 else {}) for night in range(200)]
-    stored(records)
-    cli("db", "prune", "--apply")
-    assert {0, 19, 20, 199} <= set(nights_of(db))
-    assert 18 in nights_of(db) or 18 % 7 != 4
-
-
-def test_an_outage_keeps_its_edges(cli: Cli, stored: Any, make: Any, db: Any) -> None:
-    stored([make(night, status="oom" if 30 <= night < 33 else "ok") for night in range(200)])
-    cli("db", "prune", "--apply")
-    assert {29, 30, 32, 33} <= set(nights_of(db))
-
-
-def test_a_week_prefers_a_result_to_a_failure(cli: Cli, stored: Any, make: Any, db: Any) -> None:
-    stored([make(night, status="oom" if night % 7 == 4 else "ok") for night in range(150)])
-    left = set()
-    cli("db", "prune", "--apply")
-    left = set(nights_of(db))
-    assert {4, 5} <= left  # the failure is an edge, the night after it both edge and the week's
-
-
 @pytest.mark.both
 def test_a_series_that_ended_keeps_its_last(cli: Cli, stored: Any, make: Any, db: Any) -> None:
     stored([make(night, backend="gone") for night in range(10)] + [make(300)])

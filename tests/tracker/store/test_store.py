@@ -52,22 +52,13 @@ def test_opening_again_changes_nothing(db: Path) -> None:
     assert db.read_bytes() == before
 
 
-@pytest.mark.parametrize(
-    "command", [["history"], ["gate"], ["list", "runs"], ["compare", "a", "b"], ["report"]], ids=str
-)
-def test_reading_creates_nothing(cli: Cli, db: Path, command: list[str]) -> None:
-    result = cli(*command)
-    assert result.exit_code == 2
-    assert "no such database" in result.stderr
-    assert list(db.parent.iterdir()) == []
-
-
 @pytest.mark.parametrize("command", [("list", "runs"), ("db", "sql", "SELECT 1")], ids=str)
 def test_a_missing_database_names_the_command_that_makes_it(
     cli: Cli, db: Path, command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(db.parent)
     assert "no such database; `groupbench init` and then `night` create one" in cli(*command).stderr
+    assert list(db.parent.iterdir()) == []
     (db.parent / "groupbench.toml").touch()
     assert "no such database; run `groupbench night` first" in cli(*command).stderr
     db.touch()
@@ -128,29 +119,10 @@ def test_an_empty_file_is_filled_by_ingest_alone(cli: Cli, make: Any, write: Any
     assert cli("ingest", write([make()])).exit_code == 0
 
 
-@pytest.mark.parametrize("url", ["nosuch://host/x", "://", "sqlite://host:port/x", "http://[x/y"])
+@pytest.mark.parametrize("url", ["nosuch://me:secret@host/x", "postgresql+none://me:secret@x", "sqlite://host:port/x"])
 def test_a_bad_url_is_one_line(cli: Cli, url: str) -> None:
     result = cli("list", "runs", db=url)  # type: ignore[arg-type]
-    assert result.exit_code == 2
-
-
-def test_a_password_is_never_shown(cli: Cli) -> None:
-    result = cli("list", "runs", db="postgresql+nosuchdriver://me:secret@host/x")  # type: ignore[arg-type]
-    assert result.exit_code == 2
-    assert "secret" not in result.stderr
-
-
-def test_a_file_that_cannot_be_written_is_still_read(
-    cli: Cli, stored: Any, make: Any, write: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = stored([make()])
-    before = sorted(entry.name for entry in path.parent.iterdir())
-    real = os.access
-    monkeypatch.setattr(os, "access", lambda p, mode: real(p, mode) and not mode & os.W_OK)
-    assert "run-000" in cli("list", "runs").stdout
-    result = cli("ingest", write([make(1)], "more.jsonl"))
-    assert (result.exit_code, "cannot be written" in result.stderr) == (2, True)
-    assert sorted(entry.name for entry in path.parent.iterdir()) == sorted([*before, "more.jsonl"])
+    assert (result.exit_code, "secret" in result.stderr) == (2, False)
 
 
 def test_tables_that_cannot_be_made_leave_no_file(db: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,24 +141,6 @@ def test_tables_that_cannot_be_made_leave_no_file(db: Path, monkeypatch: pytest.
 def test_an_overflow_that_is_not_the_databases_stays_a_bug(opened: Store) -> None:
     with pytest.raises(OverflowError, match="math range"), opened.read():
         math.exp(1e6)
-
-
-def test_another_store_of_the_same_file_does_not_take_its_locks(db: Path) -> None:
-    """Closing any descriptor of a file drops the process's locks, and then a reader deletes the write-ahead log."""
-    read = f"import sqlite3; print(sqlite3.connect({str(db)!r}).execute('SELECT count(*) FROM noted').fetchone()[0])"
-
-    def seen_by_another_process() -> int:
-        return int(subprocess.run([sys.executable, "-c", read], check=True, capture_output=True).stdout)
-
-    with open_store(db, create=True) as store:
-        with store.write() as session:
-            session.execute(text("CREATE TABLE noted (number)"))
-        with open_store(db, create=False), open_store(db, create=False, read_only=True):
-            pass
-        assert seen_by_another_process() == 0
-        with store.write() as session:
-            session.execute(text("INSERT INTO noted VALUES (1)"))
-        assert seen_by_another_process() == 1
 
 
 OPENED = """
