@@ -1,13 +1,17 @@
-"""Mark the further cases of a test."""
+"""Mark the further cases of a test, and name what many tests use."""
 
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import click
 import pytest
+from click.testing import Result
+
+Cli = Callable[..., Result]
+"""The fixture `cli`, which runs a command of the tracker."""
 
 TRITONBENCH = [
     pytest.mark.tritonbench,

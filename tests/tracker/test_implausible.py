@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import msgspec
 import pytest
-from click.testing import Result
+from cases import Cli
 
 from groupbench.tracker.facts.record import Record
 from groupbench.tracker.store import checked
-
-Cli = Callable[..., Result]
 
 
 def fast(make: Any, night: int) -> Record:

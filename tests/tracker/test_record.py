@@ -23,12 +23,7 @@ def changed(**fields: object) -> Environment:
 @pytest.mark.parametrize(
     "field",
     [
-        {"host": "b"},
-        {"cpu": "Xeon"},
-        {"cpu_threads": 4},
-        {"python": "3.11.10"},
-        {"memory_mib": 5},
-        {"os": "x"},
+        *({"host": "b"}, {"cpu": "Xeon"}, {"cpu_threads": 4}, {"python": "3.11.10"}, {"memory_mib": 5}, {"os": "x"}),
         {"groupbench": "9"},
     ],
     ids=str,
@@ -89,6 +84,8 @@ LONG = "x" * (LONGEST_TEXT + 1)
         (("environment", "gpu"), LONGEST_TEXT),
         (("cell", "shape"), LONGEST_TEXT),
         (("cell", "backend"), LONGEST_NAME),
+        (("run", "id"), LONGEST_NAME),
+        (("run", "commit", "hash"), LONGEST_NAME),
         (("message",), LONGEST_TEXT),
     ],
     ids=lambda value: ".".join(value) if isinstance(value, tuple) else str(value),

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from typing import Any
 
-from click.testing import Result
-
-Cli = Callable[..., Result]
+from cases import Cli
 
 
 def test_newest_first_with_what_was_measured(cli: Cli, stored: Any, make: Any) -> None:
@@ -27,11 +24,8 @@ def test_newest_first_with_what_was_measured(cli: Cli, stored: Any, make: Any) -
     assert commits[1]["parents"] == ["f" * 40]
     assert (commits[1]["author"], commits[1]["subject"], commits[1]["branch"]) == ("Ann", "Faster", "main")
     assert (commits[1]["first"][:10], commits[1]["last"][:10]) == ("2026-01-01", "2026-01-02")
-    assert [r["commit"][:3] for r in json.loads(cli("list", "commits", "--limit", "1", "--format=json").stdout)] == [
-        "002"
-    ]
-    assert [
-        r["commit"][:3] for r in json.loads(cli("list", "commits", "--branch", "main", "--format=json").stdout)
-    ] == ["000"]
+    for option, value, commit in (("--limit", "1", "002"), ("--branch", "main", "000")):
+        (row,) = json.loads(cli("list", "commits", option, value, "--format=json").stdout)
+        assert row["commit"][:3] == commit
     assert "000ccccccc" in cli("list", "commits").stdout
     assert "no commits match" in cli("list", "commits", "--since", "2030-01-01").stderr

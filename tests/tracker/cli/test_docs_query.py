@@ -6,21 +6,18 @@ import json
 import re
 import shlex
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from cases import commands
-from click.testing import Result
+from cases import Cli, commands
 
+from groupbench.operators.cli import command as tritonbench
 from groupbench.tracker.cli import main
 from groupbench.tracker.cli.history import known_metrics
 from groupbench.tracker.facts.record import STATUSES
 from groupbench.tracker.formats import FORMATS
 from groupbench.tracker.formats.plain_csv import FIELDS
-
-Cli = Callable[..., Result]
 
 pytestmark = pytest.mark.sqlite
 
@@ -133,12 +130,12 @@ def test_lists_are_complete() -> None:
     assert all(name in glossary for name in STATUSES)
 
 
-@pytest.mark.parametrize("text", [HISTORY, COMPARING, IMPORTING], ids=["history", "comparing", "importing"])
-def test_every_option_exists(text: str) -> None:
-    others = {"--output-json", "--output", "--csv", "--benchmark_context", "--db", "--format", "--budget"}
-    others |= {"--json", "--jsonbin", "--export-json", "--metadata"}
-    every = dict(commands(main))
-    names = (*COMMANDS, "db export", "ab", "explain")
-    flags = others | {flag for name in names for part in every[name].params for flag in part.opts}
-    named = set(re.findall(r"(?<![\w-])(--[a-z][\w-]*)", text))
-    assert named <= flags, named - flags
+OF_OTHER_PROGRAMS = {"--groupbench", "--groupbench-records", "--groupbench-wait"}  # pytest's
+OF_OTHER_PROGRAMS |= {"--json", "--export-json", "--jsonbin", "--metadata"}
+
+
+@pytest.mark.parametrize("page", sorted(GUIDE.glob("*.md")), ids=lambda page: page.stem)
+def test_every_option_exists(page: Path) -> None:
+    every = [part for command in (main, tritonbench, *dict(commands(main)).values()) for part in command.params]
+    flags = {flag for part in every for flag in (*part.opts, *part.secondary_opts)} | OF_OTHER_PROGRAMS
+    assert set(re.findall(r"(?<![\w-])(--[a-z][\w-]*)", page.read_text(encoding="utf-8"))) <= flags

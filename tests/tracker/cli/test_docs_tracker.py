@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from cases import commands
-from click.testing import Result
+from cases import Cli, commands
 
 from groupbench.tracker.cli import main
 from groupbench.tracker.cli.export import FORMATS
-
-Cli = Callable[..., Result]
 
 TEXT = (Path(__file__).parents[3] / "docs" / "guide" / "keeping-data.md").read_text(encoding="utf-8")
 EXAMPLES = [line.removeprefix("$ ") for line in TEXT.split("\n") if line.startswith("$ ")]

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from typing import Any
 
 import pytest
-from click.testing import Result
-
-Cli = Callable[..., Result]
+from cases import Cli
 
 
 @pytest.fixture

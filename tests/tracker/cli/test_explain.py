@@ -9,12 +9,10 @@ from typing import Any
 
 import msgspec
 import pytest
-from click.testing import Result
+from cases import Cli
 
 from groupbench.tracker.facts.kernel_files import KernelFolder
 from groupbench.tracker.facts.record import Code, Kernel, Record
-
-Cli = Callable[..., Result]
 
 OLD = Kernel(
     name="_gemm", hash="a" * 16, registers=168, spills=0, shared_bytes=131072, occupancy=0.125,

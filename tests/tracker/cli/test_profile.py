@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import Result
+from cases import Cli
 
 from groupbench.tracker.facts.record import Record, encode
 from groupbench.tracker.night import measuring
 from groupbench.tracker.tools.device_lock import HELD
 
-Cli = Callable[..., Result]
 Make = Callable[..., Record]
 Write = Callable[..., Path]
 

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from typing import Any
 
-from click.testing import Result
-
-Cli = Callable[..., Result]
+from cases import Cli
 
 
 def test_newest_first_with_counts(cli: Cli, stored: Any, make: Any) -> None:
@@ -17,9 +14,8 @@ def test_newest_first_with_counts(cli: Cli, stored: Any, make: Any) -> None:
     assert lines[1].startswith("run-001  ")
     assert "NVIDIA H100 80GB HBM3  1 ok, 1 oom, 1 unavailable" in lines[1]
     assert lines[2].startswith("run-000  ")
-    assert [row["run"] for row in json.loads(cli("list", "runs", "--limit", "1", "--format=json").stdout)] == [
-        "run-001"
-    ]
+    (newest,) = json.loads(cli("list", "runs", "--limit", "1", "--format=json").stdout)
+    assert newest["run"] == "run-001"
     assert "1 ok; 1 oom; 1 unavailable" in cli("list", "runs", "--format=csv").stdout
 
 

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from click.testing import Result
-
-Cli = Callable[..., Result]
+from cases import Cli
 
 
 @pytest.mark.parametrize(("code", "expected"), [(0, 0), (1, 1), (3, 3), (2, 2), (-9, 2)])
@@ -22,10 +19,8 @@ def test_the_exit_code_is_the_suites(code: int, expected: int, cli: Cli, monkeyp
         return SimpleNamespace(returncode=code)
 
     monkeypatch.setattr(subprocess, "run", run)
-    assert (
-        cli("selftest", "--integrity", "--device", "cpu", "--cheats", "memo_clone", "--format=json").exit_code
-        == expected
-    )
+    done = cli("selftest", "--integrity", "--device", "cpu", "--cheats", "memo_clone", "--format=json")
+    assert done.exit_code == expected
     assert started[0][1:] == [
         *("-P", "-m", "groupbench.operators.integrity", "--device", "cpu", "--only", "memo_clone", "--json"),
     ]

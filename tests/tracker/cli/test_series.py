@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from typing import Any
 
 import pytest
-from cases import rarely
-from click.testing import Result
-
-Cli = Callable[..., Result]
+from cases import Cli, rarely
 
 
 def rows(cli: Cli, *args: str) -> list[dict[str, Any]]:

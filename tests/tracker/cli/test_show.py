@@ -9,9 +9,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from click.testing import Result
+from cases import Cli
 
-Cli = Callable[..., Result]
 Stored = Callable[..., Any]
 
 FULL: dict[str, Any] = {
@@ -99,9 +98,8 @@ def test_an_interpreted_time_of_a_run_is_not_a_latency(cli: Cli, stored: Stored,
     stored([make(0, ms=7.77, timing="interpreted")])
     table = cli("show", "run:run-000").stdout
     assert ("interpreted" in table, "7.7" in table) == (True, False)
-    assert json.loads(cli("show", "run:run-000", "--format=json").stdout)["points"][0]["latency_ms"] == pytest.approx(
-        7.77, 0.01
-    )
+    (point,) = json.loads(cli("show", "run:run-000", "--format=json").stdout)["points"]
+    assert point["latency_ms"] == pytest.approx(7.77, 0.01)
 
 
 @pytest.mark.parametrize(

@@ -13,27 +13,15 @@ from groupbench.tracker.facts.record import Record
 from groupbench.tracker.formats import Options, load
 
 CONTEXT: dict[str, Any] = {
-    "date": "2026-01-31T13:00:00+01:00",
-    "host_name": "box",
-    "executable": "./build/gemm_bench",
-    "num_cpus": 8,
-    "mhz_per_cpu": 3000,
-    "cpu_scaling_enabled": False,
-    "caches": [],
-    "library_build_type": "release",
+    "date": "2026-01-31T13:00:00+01:00", "host_name": "box", "executable": "./build/gemm_bench", "num_cpus": 8,
+    "mhz_per_cpu": 3000, "cpu_scaling_enabled": False, "caches": [], "library_build_type": "release",
     "git_commit": "a" * 40,
-}
+}  # fmt: skip
 
 
 def one(name: str, time: float | None = 10.0, **fields: Any) -> dict[str, Any]:
-    return {
-        "name": name,
-        "run_type": "iteration",
-        "iterations": 5,
-        "real_time": time,
-        "cpu_time": 1.0,
-        "time_unit": "us",
-    } | fields
+    times = {"iterations": 5, "real_time": time, "cpu_time": 1.0, "time_unit": "us"}
+    return {"name": name, "run_type": "iteration", **times, **fields}
 
 
 def read(write: Any, *benchmarks: dict[str, Any], context: Any = CONTEXT, **facts: Any) -> tuple[Record, ...]:
@@ -42,18 +30,10 @@ def read(write: Any, *benchmarks: dict[str, Any], context: Any = CONTEXT, **fact
 
 
 def test_repetitions_are_bursts(write: Any) -> None:
-    records = read(
-        write,
-        *(one("BM_Gemm/64/N:1024/threads:8", 10.0 + i, run_name="BM_Gemm/64/N:1024/threads:8") for i in range(3)),
-        one(
-            "BM_Gemm/64/N:1024/threads:8_mean",
-            run_type="aggregate",
-            aggregate_name="mean",
-            run_name="BM_Gemm/64/N:1024/threads:8",
-        ),
-        one("BM_Copy", 2.0, time_unit="ms"),
-    )
-    gemm, copy = records
+    name = "BM_Gemm/64/N:1024/threads:8"
+    repeated = [one(name, 10.0 + i, run_name=name) for i in range(3)]
+    mean = one(f"{name}_mean", run_type="aggregate", aggregate_name="mean", run_name=name)
+    gemm, copy = read(write, *repeated, mean, one("BM_Copy", 2.0, time_unit="ms"))
     assert gemm.cell.operator == "BM_Gemm"
     assert gemm.cell.shape == "64,N=1024,threads=8"
     assert gemm.cell.dims == {"N": 1024, "threads": 8}

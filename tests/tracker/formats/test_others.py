@@ -70,10 +70,8 @@ def test_data_js(write: Any, tool: str, benches: list[Any], ms: list[float]) -> 
 def test_data_js_grows_and_only_its_new_runs_are_new(cli: Any, write: Any) -> None:
     one, two = action("cargo", [("a", 1.0, "ns/iter")]), action("cargo", [("a", 2.0, "ns/iter")], 2, "c")
     assert "1 point added" in cli("import", write([data_js(s=[one])], "data.js")).stdout
-    assert (
-        "1 point added, 1 already known, 0 series new"
-        in cli("import", write([data_js(s=[one, two])], "data.js")).stdout
-    )
+    again = cli("import", write([data_js(s=[one, two])], "data.js")).stdout
+    assert "1 point added, 1 already known, 0 series new" in again
 
 
 def metrics(loaded: Loaded) -> dict[tuple[str, str], dict[str, float]]:
@@ -141,26 +139,15 @@ def test_the_gate_knows_the_direction_of_each_unit(cli: Any, write: Any) -> None
     assert ("per_second 1/s" in table, "700" in table, "unit=tokens/s" in table) == (True, True, True)
 
 
-def test_hyperfine(write: Any) -> None:
-    seconds = [0.31255536084, 0.31215823584, 0.31390340284000007, 0.31270469384000005, 0.31088523584000005]
-    rows = [
-        {
-            "command": "sleep 0.3",
-            "mean": 0.3124,
-            "stddev": 0.001,
-            "median": 0.3126,
-            "times": seconds,
-            "exit_codes": [0] * 5,
-        },
+def test_hyperfine_without_times_and_with_failures(write: Any) -> None:
+    rows: list[dict[str, Any]] = [
         {"command": "make -j 2", "mean": 2.0, "stddev": None, "parameters": {"threads": "2"}},
         {"command": "false", "mean": 0.1, "stddev": None, "times": [0.1], "exit_codes": [1]},
     ]
     loaded = read(write, {"results": rows}, title="hyperfine")
-    assert [len(one.latency.bursts_ms[0]) for one in loaded.records if one.latency] == [5, 1, 1]
-    assert times(loaded)["sleep 0.3", "-"] == pytest.approx(312.55536084)
     assert times(loaded)["make -j 2", "threads=2"] == 2000.0
-    assert [one.status for one in loaded.records] == ["ok", "ok", "wrong"]
-    assert loaded.records[2].message == "1 of 1 runs failed, with exit code 1"
+    failed = loaded.records[1]
+    assert (failed.status, failed.message) == ("wrong", "1 of 1 runs failed, with exit code 1")
 
 
 def test_bencher(write: Any) -> None:
@@ -209,11 +196,8 @@ def test_nvbench_with_samples(tmp_path: Path) -> None:
     one, two, three = loaded.records
     assert one.latency is not None
     assert one.latency.bursts_ms == (pytest.approx((1.0, 2.0, 3.0)),)
-    assert (one.cell.operator, one.cell.shape, one.environment.gpu) == (
-        "copy",
-        "T=I32,Elements=1024",
-        "NVIDIA H100 80GB HBM3",
-    )
+    assert (one.cell.operator, one.cell.shape) == ("copy", "T=I32,Elements=1024")
+    assert one.environment.gpu == "NVIDIA H100 80GB HBM3"
     assert one.run.commit.hash == "a", "the commit of NVBench is not the project's"
     assert two.latency is not None
     assert (two.latency.bursts_ms, two.cell.shape) == (((2.0,),), "T=I32,Elements=1024#2")
@@ -238,39 +222,16 @@ def test_vllm(write: Any) -> None:
         ("m/8b request_throughput", f"{shape},unit=requests/s"): {"per_second": 2.5},
         ("m/8b output_throughput", f"{shape},unit=tokens/s"): {"per_second": 400.0},
     }
-    latency = read(write, {"avg_latency": 1.5, "latencies": [1.4, 1.6], "percentiles": {"50": 1.5}})
-    assert latency.records[0].latency is not None
-    assert latency.records[0].latency.bursts_ms == (pytest.approx((1400.0, 1600.0)),)
-    rate = {
-        "elapsed_time": 12.5,
-        "num_requests": 10,
-        "total_num_tokens": 5,
-        "requests_per_second": 0.8,
-        "tokens_per_second": 0.4,
-    }
-    assert times(read(write, rate)) == {("elapsed_time", "-"): 12500.0}
 
 
-def test_sglang(write: Any) -> None:
-    line = {"backend": "sglang", "dataset_name": "random", "request_rate": 4.0, "sharegpt_output_len": None,
-            "median_e2e_latency_ms": 1000.0, "median_ttft_ms": 16.0, "input_throughput": 8.0}  # fmt: skip
-    batch = {
-        "run_name": "x",
-        "batch_size": 8,
-        "input_len": 512,
-        "output_len": 8,
-        "prefill_latency": 0.05,
-        "total_latency": 0.25,
-    }
+def test_sglang_numbers_equal_loads_and_reads_batches(write: Any) -> None:
+    line = {"backend": "sglang", "request_rate": 4.0, "median_ttft_ms": 16.0}
+    batch = {"batch_size": 8, "input_len": 512, "output_len": 8, "prefill_latency": 0.05, "total_latency": 0.25}
     data = b"\n".join(json.dumps(one).encode() for one in (line, line | {"median_ttft_ms": 18.0}, batch))
-    loaded = read(write, data, "x.jsonl", title="SGLang")
-    load_ = "request_rate=4.0,dataset_name=random"
-    assert times(loaded) == {
-        ("e2e", load_): 1000.0, ("ttft", load_): 16.0, ("e2e", f"{load_}#2"): 1000.0, ("ttft", f"{load_}#2"): 18.0,
-        ("prefill_latency", "batch_size=8,input_len=512,output_len=8"): 50.0,
-        ("total_latency", "batch_size=8,input_len=512,output_len=8"): 250.0,
-    }  # fmt: skip
-    assert [one.metrics["per_second"] for one in loaded.records if one.metrics] == [8.0, 8.0]
+    found = times(read(write, data, "x.jsonl", title="SGLang"))
+    assert (found["ttft", "request_rate=4.0"], found["ttft", "request_rate=4.0#2"]) == (16.0, 18.0)
+    shape = "batch_size=8,input_len=512,output_len=8"
+    assert (found["prefill_latency", shape], found["total_latency", shape]) == (50.0, 250.0)
 
 
 def helion(metric: str, values: list[Any], shape: list[Any], model: str = "softmax") -> dict[str, Any]:

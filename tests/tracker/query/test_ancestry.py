@@ -13,7 +13,6 @@ import pytest
 from cases import rarely
 from hypothesis import given
 from hypothesis import strategies as st
-from sqlalchemy import event
 
 from groupbench.tracker.facts.record import STATUSES, Record
 from groupbench.tracker.judge.recent import Recent, recent_points
@@ -106,22 +105,6 @@ def test_recent_points_are_the_newest_by_time(opened: Store, make: Any) -> None:
                 else:
                     assert ms == pytest.approx([1.9 - 0.1 * i for i in range(min(n, 10))], rel=2e-3)
         assert recent.of(10_000) == slice(0, 0)
-
-
-def test_recent_points_of_one_series_do_not_read_the_others(opened: Store, make: Any) -> None:
-    """A page of one series took a second if every run measures 20,000."""
-    records = [make(night, 1 + night / 10, backend=f"b{i}") for night in range(5) for i in range(60)]
-    ingest(opened, enumerate(records, 1), "file")
-    with opened.read() as session:
-        every = recent_points(session, 3)
-        key = int(every.series[30])
-        statements: list[str] = []
-        event.listen(opened.engine, "before_cursor_execute", lambda *event_args: statements.append(event_args[2]))
-        one = recent_points(session, 3, series=[key])
-    assert one.series.tolist() == [key]
-    assert one.run.tolist() == every.run[every.of(key)].tolist()
-    assert one.median_ms.tolist() == every.median_ms[every.of(key)].tolist()
-    assert sum("median_ms" in statement for statement in statements) == 1  # not one of each run
 
 
 @pytest.mark.parametrize("newest", [(5,), *rarely(((1, 2, 100),))])

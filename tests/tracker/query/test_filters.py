@@ -21,8 +21,6 @@ from groupbench.tracker.query.filters import (
     without_letters,
 )
 
-NUMBERS = st.integers(-(2**40), 2**40)
-
 
 @pytest.mark.parametrize(
     ("text", "yes", "no"),
@@ -48,25 +46,13 @@ def test_sizes(text: str, yes: list[int], no: list[int]) -> None:
     assert not all_hold(conditions, {"N": yes[0]}), "a series without that size never matches"
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "M",
-        "M>",
-        ">=4",
-        "M>=x",
-        "M=1.5",
-        "M=>4",
-        "M>=8..64",
-        "M=..",
-        "M=64..8",
-        "M=4,",
-        "M=4,,N=5",
-        "M=1;N=2",
-        "M=٣",
-    ],
+NO_SIZES = (
+    *("", "M", "M>", ">=4", "M>=x", "M=1.5", "M=>4", "M>=8..64", "M=..", "M=64..8", "M=4,", "M=4,,N=5", "M=1;N=2"),
+    "M=٣",
 )
+
+
+@pytest.mark.parametrize("text", NO_SIZES)
 def test_an_invalid_size_is_named(text: str) -> None:
     with pytest.raises(QueryError, match=r"'"):
         sizes(text)
@@ -76,17 +62,6 @@ def test_an_invalid_size_is_named(text: str) -> None:
 def test_a_condition_without_a_number_is_named(text: str) -> None:
     with pytest.raises(QueryError, match=r"'K[=!<>]+' has no number; give one, as in K[=!<>]+4096$"):
         sizes(text)
-
-
-@given(NUMBERS, NUMBERS, NUMBERS)
-def test_an_expression_selects_by_its_sizes(value: int, a: int, b: int) -> None:
-    low, high = sorted((a, b))
-    dims = {"M": value}
-    assert all_hold(sizes(f"M={low}..{high}"), dims) == (low <= value <= high)
-    assert all_hold(sizes(f"M>={low},M<={high}"), dims) == (low <= value <= high)
-    assert all_hold(sizes(f"M!={low}..{high}"), dims) != (low <= value <= high)
-    assert all_hold(sizes(f"M>{low}"), dims) == (value > low)
-    assert all_hold(sizes(f"M<{high}"), dims) == (value < high)
 
 
 @given(st.text())
@@ -152,11 +127,8 @@ def test_blanks_between_sizes() -> None:
 
 
 def test_texts_that_look_like_dates() -> None:
-    assert [looks_like_date(text) for text in ("2026-01-31", "7d", "abc1", "main", "2026")] == [
-        True,
-        True,
-        *[False] * 3,
-    ]
+    texts = ("2026-01-31", "7d", "abc1", "main", "2026")
+    assert [looks_like_date(text) for text in texts] == [True, True, False, False, False]
 
 
 def test_ranges_of_commits() -> None:

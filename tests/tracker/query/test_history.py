@@ -9,9 +9,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from click.testing import Result
+from cases import Cli
 
-Cli = Callable[..., Result]
 Stored = Callable[..., Any]
 
 
@@ -167,19 +166,13 @@ def test_nothing_matches(cli: Cli, stored: Stored, make: Any) -> None:
         (["--hardware", "B200"], "no hardware 'B200'; known: NVIDIA H100 80GB HBM3\n"),
         (["--branch", "mian"], "no branch 'mian'; known: main\n"),
         (["--since", "yesterday"], "'yesterday' is not a date"),
-        (["--since", "2026-13-01"], "is not a date"),
         (["--since", "99999999999d"], "'99999999999d' is too long ago"),
         (["--until", "99999999d"], "'99999999d' is too long ago"),
         (["--until", "9999-12-31"], "is not a date"),
-        (["--since", ""], "is not a date"),
         (["--limit", "-1"], "-1"),
-        (["--limit", "x"], "x"),
         (["--commit", "zzz"], "no commit or branch 'zzz'"),
         (["--commit", "0"], "is ambiguous"),
-        (["--commit", ""], "no commit"),
         (["--commit", "%"], "no commit"),
-        (["--nope"], "--nope"),
-        (["extra"], "extra"),
     ],
     ids=str,
 )
@@ -206,8 +199,3 @@ def test_any_name_in_any_format(cli: Cli, stored: Stored, make: Any) -> None:
     assert len(table) == 3
     assert r"\|" in table[2]
     assert "<e>" not in table[2]
-
-
-def test_a_pipe_is_not_cut_to_80_columns(cli: Cli, stored: Stored, make: Any) -> None:
-    stored([make(shape="G=" + "1," * 300)])
-    assert "1," * 300 in cli("history").stdout

@@ -7,23 +7,18 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from click.testing import Result
+from cases import Cli
 
 from groupbench.tracker.judge.gate import judge_run
 from groupbench.tracker.query.resolve import find_run
 from groupbench.tracker.report.figures import history_plots
 from groupbench.tracker.report.gather import gather
-from groupbench.tracker.report.shown import (
-    ShownHistory,
-)
+from groupbench.tracker.report.shown import ShownHistory
 from groupbench.tracker.store import comparisons
 from groupbench.tracker.store.comparisons import Compared
 from groupbench.tracker.store.engine import open_store
 
 from .test_report_figures import RUNS, by_name, history
-
-Cli = Callable[..., Result]
-
 
 # ---- several toolchains
 

@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import Result
+from cases import Cli
 from starlette.testclient import TestClient
 
 from groupbench.tracker.serve.answers import Answers
 from groupbench.tracker.serve.app import create_app
 
-Cli = Callable[..., Result]
 Client = Callable[..., TestClient]
 
 BREAKING = """</script><script>alert(1)</script> "quoted" 'it' & <b>%s</b> {{ 7*7 }}"""

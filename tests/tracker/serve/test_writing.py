@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from click.testing import Result
+from cases import Cli
 from starlette.requests import Request
 from starlette.testclient import TestClient
 
@@ -17,7 +17,6 @@ from groupbench.tracker.serve import app, security
 from groupbench.tracker.serve.parameters import BadRequest
 from groupbench.tracker.serve.security import COOKIE, SESSION_S, Names
 
-Cli = Callable[..., Result]
 Client = Callable[..., TestClient]
 Act = Callable[..., Any]
 

@@ -11,12 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cases import rarely
-from click.testing import Result
+from cases import Cli, rarely
 
 from groupbench.tracker.facts.exits import ExitCode
 
-Cli = Callable[..., Result]
 pytestmark = pytest.mark.sqlite
 
 COMMANDS = [

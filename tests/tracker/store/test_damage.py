@@ -6,16 +6,13 @@ import random
 import shutil
 import sqlite3
 import subprocess
-from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
-from cases import rarely
-from click.testing import Result
+from cases import Cli, rarely
 
-Cli = Callable[..., Result]
 pytestmark = pytest.mark.sqlite
 
 GUIDE = (Path(__file__).parents[3] / "docs" / "guide" / "keeping-data.md").read_text(encoding="utf-8")

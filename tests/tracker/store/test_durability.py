@@ -10,15 +10,13 @@ import random
 import sqlite3
 import sys
 import time
-from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import pytest
-from cases import rarely
-from click.testing import Result
+from cases import Cli, rarely
 
 from groupbench.tracker.cli import main
 from groupbench.tracker.facts.errors import IngestError, StoreError
@@ -29,8 +27,6 @@ from groupbench.tracker.store.ingest import ingest
 from groupbench.tracker.store.records import stored_records
 from groupbench.tracker.store.sqlite_file import folder_beside
 from groupbench.tracker.store.verify import verify
-
-Cli = Callable[..., Result]
 
 FORK = multiprocessing.get_context("fork")
 

@@ -8,7 +8,6 @@ import os
 import re
 import tempfile
 import threading
-from collections.abc import Callable
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from click.testing import Result
+from cases import Cli
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import create_engine, inspect, select
@@ -32,8 +31,6 @@ from groupbench.tracker.store.records import stored_records
 from groupbench.tracker.store.schema import Base, Point
 from groupbench.tracker.store.staged import Staged, check_part
 from groupbench.tracker.store.verify import verify
-
-Cli = Callable[..., Result]
 
 
 def tables(location: Path | str) -> dict[str, list[Any]]:

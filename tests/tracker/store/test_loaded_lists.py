@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import Result
+from cases import Cli
 from sqlalchemy import select
 
 from groupbench.tracker.facts.loaded import ListsOnce, loaded_of
@@ -15,8 +14,6 @@ from groupbench.tracker.facts.record import Loaded, Record
 from groupbench.tracker.store.engine import open_store
 from groupbench.tracker.store.records import stored_records
 from groupbench.tracker.store.schema import LoadedList
-
-Cli = Callable[..., Result]
 
 ONE = loaded_of({"a.py": "1", "b.py": "2"}, {"numpy": "2.2.6"})
 TWO = loaded_of({"a.py": "x", "b.py": "2"}, {"numpy": "2.2.6"})

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import sqlite3
 import threading
-from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
-from cases import rarely
-from click.testing import Result
+from cases import Cli, rarely
 from sqlalchemy import text
 
 from groupbench.tracker.store import verify as verifying
@@ -19,8 +17,6 @@ from groupbench.tracker.store.engine import Store, open_store
 from groupbench.tracker.store.ingest import ingest
 from groupbench.tracker.store.records import stored_records
 from groupbench.tracker.store.verify import verify
-
-Cli = Callable[..., Result]
 
 
 def held(db: Any) -> list[Any]:
@@ -91,6 +87,7 @@ def test_verify_of_a_sound_database(cli: Cli, stored: Any, make: Any) -> None:
         ("UPDATE point SET status = 'wrong' WHERE id = 1", "hash: point 1 does not match its hash"),
         ("UPDATE point SET low_ppm = low_ppm + 5 WHERE id = 2", "hash: point 2 has statistics"),
         ("UPDATE point SET series_id = 2 WHERE id = 2", "hash: point 2 does not match its hash"),
+        ("UPDATE point SET metrics = '{\"spills\": 9.0}' WHERE id = 1", "hash: point 1 does not match its hash"),
         ("DELETE FROM point WHERE id = 2", "orphan: 1 run without a point (id 2)"),
         ("UPDATE series SET shape = 'x' WHERE id = 1", "hash: series 1 does not match its hash"),
         ("UPDATE series SET identity = 'x' WHERE id = 1", "hash: series 1 does not match its hash"),
@@ -185,7 +182,7 @@ def test_merge_refuses_a_contradiction_and_adds_nothing(
 
 
 def test_merge_makes_the_database_that_it_fills(cli: Cli, stored: Any, make: Any, tmp_path: Path, db: Any) -> None:
-    stored([make()])
+    stored([make(metrics={"spills": 8.0})])
     new = tmp_path / "new.db"
     result = cli("db", "merge", db, db=new)
     assert result.exit_code == 0, result.stderr

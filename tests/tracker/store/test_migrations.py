@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import sqlite3
-from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -12,8 +11,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from cases import rarely
-from click.testing import Result
+from cases import Cli, rarely
 from sqlalchemy import text
 
 from groupbench.tracker.facts.environment import digest
@@ -25,8 +23,6 @@ from groupbench.tracker.store.engine import migrate, open_store
 from groupbench.tracker.store.records import stored_records
 from groupbench.tracker.store.schema import HEAD, REVISIONS
 from groupbench.tracker.store.verify import verify
-
-Cli = Callable[..., Result]
 
 DATA = Path(__file__).parents[1] / "data"
 pytestmark = pytest.mark.sqlite

@@ -10,15 +10,13 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from cases import rarely
-from click.testing import Result
+from cases import Cli, rarely
 from sqlalchemy import DateTime, MetaData, create_engine, select, text
 
 from groupbench.tracker.cli import here, main
@@ -30,8 +28,6 @@ from groupbench.tracker.store.schema import HEAD
 from groupbench.tracker.store.verify import verify
 from groupbench.tracker.tools import lease
 from groupbench.tracker.tools.device_lock import HANDLE, HELD, lock_file
-
-Cli = Callable[..., Result]
 
 DATA = Path(__file__).parents[1] / "data"
 

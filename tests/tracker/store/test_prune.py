@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from click.testing import Result
+from cases import Cli
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
@@ -18,8 +17,6 @@ from groupbench.tracker.store.ingest import ingest
 from groupbench.tracker.store.prune import Policy, apply_pruning, plan_pruning
 from groupbench.tracker.store.schema import Environment, KernelSet, Point, Run, Series
 from groupbench.tracker.store.verify import verify
-
-Cli = Callable[..., Result]
 
 DRIVER = {"driver": "580.2"}
 

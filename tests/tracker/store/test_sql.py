@@ -9,21 +9,18 @@ import os
 import shutil
 import sqlite3
 import threading
-from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import Result
+from cases import Cli
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from groupbench.tracker.facts.errors import QueryError, TrackerError
 from groupbench.tracker.store import sql
 from groupbench.tracker.store.sql import ask
-
-Cli = Callable[..., Result]
 
 pytestmark = pytest.mark.sqlite
 

@@ -12,14 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import Result
+from cases import Cli
 from sqlalchemy import text
 
 from groupbench.tracker.facts.errors import StoreError
 from groupbench.tracker.store import engine as stores
 from groupbench.tracker.store.engine import Store, open_store
-
-Cli = Callable[..., Result]
 
 
 def test_a_new_store_waits_for_writers_checks_keys_and_syncs(opened: Store) -> None:
