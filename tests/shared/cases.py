@@ -23,6 +23,13 @@ TRITONBENCH = [
 """Marks of a file whose tests need TritonBench."""
 
 
+def refused(cli: Cli, *args: Any, **named: Any) -> str:
+    """Return the line of a command that is refused and prints nothing else."""
+    result = cli(*args, **named)
+    assert (result.exit_code, result.stdout) == (2, ""), result.output
+    return result.stderr
+
+
 def rarely(*cases: Any) -> list[Any]:
     """Return cases for `parametrize` that only run with --exhaustive. A tuple is a case of several arguments."""
     marked = [case if isinstance(case, tuple) else (case,) for case in cases]

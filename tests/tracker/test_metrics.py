@@ -297,9 +297,7 @@ def test_an_alternating_value_is_listed_once(kernels: Callable[..., None], cli: 
     assert (row["verdict"], row["now"]) == ("suspect", 2)
 
 
-def test_an_undone_improvement_names_the_date_until_which_the_level_was_accepted(
-    kernels: Callable[..., None], cli: Cli
-) -> None:
+def test_an_undone_improvement_names_the_date_until_which_the_level_was_accepted(kernels: Any, cli: Cli) -> None:
     kernels("special_values", [0, 0, 1, 1, 0])
     (row,) = [row for row in rows_of(cli) if row["metric"] == "special_values"]
     assert (row["verdict"], row["cause"], row["before"], row["now"]) == ("regressed", "undone", 1, 0)

@@ -106,9 +106,7 @@ def test_json_has_everything(stored: None, folder: Path, cli: Cli) -> None:
         ("gpu", "no kernels are recorded"),
     ],
 )
-def test_it_says_why_there_is_nothing_to_explain(
-    cli: Cli, write: Callable[..., Path], make: Callable[..., Record], timing: str, reason: str
-) -> None:
+def test_it_says_why_there_is_nothing_to_explain(cli: Cli, write: Any, make: Any, timing: str, reason: str) -> None:
     cli("ingest", write([make(0, timing=timing), make(1, timing=timing)]))
     done = cli("explain", "previous", "latest")
     assert done.exit_code == 3

@@ -87,9 +87,7 @@ def test_an_unknown_layer_lists_the_known_ones(stored: None, cli: Cli) -> None:
     assert "qwen3_30b_prefill" in done.stderr
 
 
-def test_the_canary_of_another_run_of_the_commit_counts(
-    cli: Cli, write: Callable[..., Path], make: Callable[..., Record]
-) -> None:
+def test_the_canary_of_another_run_of_the_commit_counts(cli: Cli, write: Any, make: Callable[..., Record]) -> None:
     def of(run: str, ms: float, **cell: Any) -> Record:
         return make(0, run=run, dtype="bf16", latency={"timing": "gpu", "bursts_ms": [[ms]]}, **cell)
 

@@ -111,12 +111,6 @@ def test_explain_shows_the_counters_of_both_sides(profiled: None, cli: Cli) -> N
     assert pair["metrics"]["dram_mib"] == [96.0, 144.0] and pair["metrics"]["latency"] == [1.0, 2.0]
 
 
-def test_explain_compares_the_counters_of_two_backends(cli: Cli, write: Write, make: Make) -> None:
-    cli("ingest", write([make(0, backend=name, metrics=COUNTERS) for name in ("one", "other")]))
-    done = cli("explain", "latest", "--backend", "one", "--against", "other")
-    assert done.exit_code == 0 and "one" in done.stdout and "→ other" in done.stdout
-
-
 def test_a_later_profile_with_fewer_counters_does_not_hide_the_counters(cli: Cli, write: Write, make: Make) -> None:
     cli("ingest", write([make(0, backend=name, commit="a" * 40, metrics=COUNTERS) for name in ("one", "other")]))
     cli("ingest", write([make(1, backend="one", commit="a" * 40, metrics={"ncu_ms": 1.5})]))

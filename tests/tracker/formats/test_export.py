@@ -85,22 +85,6 @@ def test_v3_has_the_published_names_alone(cli: Cli, filled: Any, tmp_path: Path)
         assert all(isinstance(value, float) for value in entry["metric"]["benchmark_values"])
 
 
-def test_v3_never_has_a_latency_of_what_failed(cli: Cli, filled: Any, tmp_path: Path) -> None:
-    cli("db", "export", tmp_path / "v3.json", "--format", "v3")
-    entries = [json.loads(line) for line in (tmp_path / "v3.json").read_text(encoding="utf-8").splitlines()]
-    by_backend: dict[str, dict[str, Any]] = {}
-    for entry in entries:
-        by_backend.setdefault(entry["model"]["backend"], {})[entry["metric"]["name"]] = entry["metric"]
-    assert set(by_backend) == {"triton", "b", "c", "d", "f"}
-    assert set(by_backend["b"]) == {"pass"}
-    assert by_backend["b"]["pass"]["benchmark_values"] == [0.0]
-    assert by_backend["b"]["pass"]["extra_info"]["status"] == "oom"
-    assert "latency" not in by_backend["c"]
-    assert by_backend["c"]["accuracy"]["benchmark_values"] == [0.0]
-    assert "latency" not in by_backend["f"]  # interpreted: no speed
-    assert by_backend["triton"]["latency"]["benchmark_values"][0] == pytest.approx(1, abs=0.01)
-
-
 @pytest.mark.parametrize(
     ("file", "message"),
     [("x.txt", "the ending names no format; give --format"), ("none/x.csv", "No such file"), (".", "no format")],

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cases import Cli
+from cases import Cli, refused
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from repositories import git
@@ -85,9 +85,9 @@ def test_a_mapping(cli: Cli, write: Any) -> None:
 
 @pytest.mark.parametrize("name", ["times.csv", "times"])
 def test_a_csv_without_a_mapping_names_the_option_and_its_header(cli: Cli, write: Any, name: str) -> None:
-    result = cli("import", write([b"op,kernel,t\ngemm,a,100\n"], name))
-    assert result.exit_code == 2
-    assert "with --map latency_ms=COLUMN,operator=COLUMN,... (its header is op,kernel,t)" in result.stderr
+    assert "with --map latency_ms=COLUMN,operator=COLUMN,... (its header is op,kernel,t)" in refused(
+        cli, "import", write([b"op,kernel,t\ngemm,a,100\n"], name)
+    )
 
 
 def test_a_dry_run_stores_nothing(cli: Cli, db: Path) -> None:
@@ -138,9 +138,7 @@ def test_the_second_file_says_that_the_first_is_stored(cli: Cli, write: Any) -> 
     ids=str,
 )
 def test_mistakes_are_one_line(cli: Cli, db: Path, args: tuple[str, ...], message: str) -> None:
-    result = cli("import", SAMPLE, *args)
-    assert (result.exit_code, result.stdout) == (2, "")
-    assert message in result.stderr
+    assert message in refused(cli, "import", SAMPLE, *args)
     assert not db.exists()
 
 
@@ -152,8 +150,7 @@ def test_files_that_are_none(cli: Cli, tmp_path: Path, write: Any) -> None:
         (write([b"\xff\xfe\x00"], "bytes"), "no known format"),
         (write([b"[" * 100_000], "deep"), "no known format"),
     ):
-        result = cli("import", path, *SAID)
-        assert (result.exit_code, message in result.stderr) == (2, True), result.stderr
+        assert message in refused(cli, "import", path, *SAID)
     deep = write([b'{"a":' * 100_000], "deep.json")
     for name in FORMATS:
         assert cli("import", deep, *SAID, "--format", name).exit_code == 2
@@ -283,8 +280,7 @@ def test_the_commit_is_one_that_git_knows(cli: Cli, tmp_path: Path, monkeypatch:
     assert (done.exit_code, "git knows no commit 'zzz' here; it is stored as it is" in done.stderr) == (0, True)
     git(tmp_path, "init", "-q")
     git(tmp_path, "commit", "-q", "--allow-empty", "-m", "One")
-    done = cli("import", SAMPLE, "--commit", "zzz", *rest)
-    assert (done.exit_code, "git knows no commit 'zzz'" in done.stderr) == (2, True)
+    assert "git knows no commit 'zzz'" in refused(cli, "import", SAMPLE, "--commit", "zzz", *rest)
     done = cli("import", SAMPLE, "--commit", "10b14473", *rest, "--dry-run")
     assert (done.exit_code, "git knows no commit '10b14473' here" in done.stderr) == (0, True)
     done = cli("import", SAMPLE, "--commit", "HEAD", *rest, "--dry-run")

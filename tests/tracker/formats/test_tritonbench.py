@@ -308,6 +308,7 @@ def test_what_export_writes_comes_back(cli: Any, stored: Any, make: Any, tmp_pat
             make(0, ms=2.0, cell={**at_rest["cell"], "flops": 10**12}),
             make(0, backend="gone", status="oom", **at_rest),
             make(0, backend="bad", status="wrong", **at_rest),
+            make(0, backend="left out", status="unavailable", **at_rest),
             make(0, backend="interpreted", timing="interpreted", **at_rest),
         ]
     )

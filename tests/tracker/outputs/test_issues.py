@@ -168,9 +168,7 @@ def test_nothing_is_posted_without_a_token() -> None:
             posting.forge({}, kind=kind, repository="team/kernels", number=0)
 
 
-def test_a_dry_run_prints_the_issues_without_a_token(
-    cli: Any, stored: Any, make: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_dry_run_prints_the_issues_without_a_token(cli: Any, stored: Any, make: Any, monkeypatch: Any) -> None:
     for name in ("GITHUB_TOKEN", "GH_TOKEN", "GITLAB_TOKEN"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(http, "_once", lambda request: pytest.fail("it posted"))

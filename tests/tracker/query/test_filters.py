@@ -1,7 +1,8 @@
-"""Sizes, dates and ranges as people write them."""
+"""Sizes, dates and ranges as people write them; wildcards match as in SQL, and never hang."""
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime
 
 import pytest
@@ -20,6 +21,7 @@ from groupbench.tracker.query.filters import (
     unnamed_sizes,
     without_letters,
 )
+from groupbench.tracker.query.patterns import any_pattern
 
 
 @pytest.mark.parametrize(
@@ -139,3 +141,39 @@ def test_ranges_of_commits() -> None:
     for bad in ("", "..", "a", "a...b", "a..b..c"):
         with pytest.raises(QueryError, match="not a range"):
             commit_range(bad)
+
+
+TEXTS = st.text(alphabet="ab[\n.", max_size=12)
+PATTERNS = st.text(alphabet="ab[\n.*?", max_size=8)
+
+
+@given(text=TEXTS, pattern=PATTERNS)
+def test_a_pattern_matches_like_a_regular_expression(text: str, pattern: str) -> None:
+    expression = "".join({"*": ".*", "?": "."}.get(c, re.escape(c)) for c in pattern)
+    assert any_pattern([pattern])(text) == (re.fullmatch(expression, text, re.DOTALL) is not None)
+
+
+CASES = {
+    "all": ("*", "", True),
+    "one letter": ("?", "", False),
+    "both ends meet": ("ab*ba", "aba", False),
+    "the last part comes twice": ("*ab", "abxab", True),
+    "brackets are literal": ("[ab]*", "[ab]c", True),
+    "a line break": ("a*b", "a\nb", True),
+}
+
+
+@pytest.mark.parametrize(("pattern", "text", "fits"), CASES.values(), ids=CASES)
+def test_ends_and_literals(pattern: str, text: str, fits: bool) -> None:
+    assert any_pattern([pattern])(text) is fits
+
+
+def test_any_of_several_patterns_is_enough() -> None:
+    fits = any_pattern(["x*", "exact"])
+    assert (fits("xy"), fits("exact"), fits("exactly")) == (True, True, False)
+    assert not any_pattern([])("")
+
+
+def test_many_stars_end() -> None:
+    """A regular expression of these takes longer than anyone waits."""
+    assert not any_pattern(["*a" * 50 + "*b"])("a" * 20_000)

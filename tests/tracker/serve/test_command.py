@@ -8,18 +8,16 @@ import socket
 import subprocess
 import sys
 import urllib.request
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from cases import Cli, rarely
-from starlette.testclient import TestClient
+from cases import Cli, rarely, refused
 
 from groupbench.tracker.cli.serve import _names
 from groupbench.tracker.store.engine import open_store
 
-Client = Callable[..., TestClient]
+from .conftest import Client
 
 TOKEN = "a-token-of-some-length"
 DOCS = (Path(__file__).parents[3] / "docs" / "guide" / "serve.md").read_text(encoding="utf-8")
@@ -55,9 +53,7 @@ def test_it_does_not_start(
     (tmp_path / "FILE").write_text(TOKEN)
     (tmp_path / "EMPTY").touch()
     monkeypatch.chdir(tmp_path)
-    result = cli("serve", *args)
-    assert result.exit_code == 2
-    assert says in result.stderr
+    assert says in refused(cli, "serve", *args)
 
 
 @pytest.mark.sqlite

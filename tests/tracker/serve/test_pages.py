@@ -5,7 +5,6 @@ from __future__ import annotations
 import html
 import json
 import re
-from collections.abc import Callable
 from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
@@ -13,7 +12,6 @@ from typing import Any
 import pytest
 from cases import Cli
 from sqlalchemy import select
-from starlette.testclient import TestClient
 
 from groupbench.tracker.judge.alerts import OPEN, STATES
 from groupbench.tracker.store import comparisons
@@ -21,7 +19,7 @@ from groupbench.tracker.store.comparisons import NAMED, Compared, NamedCommits
 from groupbench.tracker.store.engine import open_store
 from groupbench.tracker.store.schema import Incident, IncidentEvent
 
-Client = Callable[..., TestClient]
+from .conftest import Client
 
 
 def test_the_overview_says_what_the_gate_says(nights: Any, serve: Client, cli: Cli) -> None:

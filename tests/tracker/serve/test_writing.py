@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -17,8 +16,7 @@ from groupbench.tracker.serve import app, security
 from groupbench.tracker.serve.parameters import BadRequest
 from groupbench.tracker.serve.security import COOKIE, SESSION_S, Names
 
-Client = Callable[..., TestClient]
-Act = Callable[..., Any]
+from .conftest import Act, Client
 
 
 def test_alerts_are_dealt_with_by_token(
@@ -234,9 +232,7 @@ def test_nobody_chooses_the_name_that_is_recorded(nights: Any, serve: Client, to
 
 
 @pytest.mark.sqlite
-def test_a_wrong_token_is_logged_without_it(
-    nights: Any, serve: Client, token: str, act: Act, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_wrong_token_is_logged_without_it(nights: Any, serve: Client, token: str, act: Act, monkeypatch: Any) -> None:
     logged: list[str] = []
     monkeypatch.setattr(security.logger, "warning", lambda text, *args: logged.append(text % args))
     assert act(serve(token=token, address=PROXY), {"Authorization": "Bearer a-wrong-token"}).status_code == 401

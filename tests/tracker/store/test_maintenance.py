@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cases import Cli, rarely
+from cases import Cli, rarely, refused
 from sqlalchemy import text
 
 from groupbench.tracker.store import verify as verifying
@@ -176,8 +176,7 @@ def test_merge_refuses_a_contradiction_and_adds_nothing(
     other = tmp_path / "other.db"
     cli("ingest", write([make(2), make(1, ms=3.0)], "b.jsonl"), db=other)
     before = cli("db", "export", "-").stdout_bytes
-    result = cli("db", "merge", other)
-    assert (result.exit_code, "is already stored with a different result" in result.stderr) == (2, True)
+    assert "is already stored with a different result" in refused(cli, "db", "merge", other)
     assert cli("db", "export", "-").stdout_bytes == before
 
 

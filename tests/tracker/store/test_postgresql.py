@@ -264,9 +264,7 @@ def test_hosts_of_one_database_take_turns(stored: Any, make: Any) -> None:
     assert queue.places(db) == []
 
 
-def test_a_killed_holder_is_passed_and_a_live_one_is_not(
-    stored: Any, make: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_killed_holder_is_passed_and_a_live_one_is_not(stored: Any, make: Any, monkeypatch: Any) -> None:
     db = stored([make(0)])
     monkeypatch.setattr(queue, "STALE_S", 2.0)
     code = f"""
