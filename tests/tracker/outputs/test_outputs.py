@@ -441,7 +441,6 @@ def test_the_help_lists_every_format(cli: Cli) -> None:
     assert f"may be repeated: {', '.join(FORMATS)}." in text
 
 
-@pytest.mark.sqlite
 def test_all_at_once(cli: Cli, slower: Path) -> None:
     assert {*FILES, "webhook"} == set(FORMATS)
     (slower / "k.py").write_text("\n@triton.jit\ndef _flat_kernel(a):\n    pass\n")
@@ -459,7 +458,6 @@ def test_all_at_once(cli: Cli, slower: Path) -> None:
     assert (place["artifactLocation"]["uri"], place["region"]["startLine"]) == ("k.py", 3)
 
 
-@pytest.mark.sqlite
 def test_the_step_summary_is_added_to(cli: Cli, slower: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(slower / "step.md"))
     (slower / "step.md").write_text("before\n")
@@ -471,7 +469,6 @@ def test_the_step_summary_is_added_to(cli: Cli, slower: Path, monkeypatch: pytes
     assert (slower / "other.md").read_text().startswith("## ")
 
 
-@pytest.mark.sqlite
 def test_what_cannot_be_written_is_2_after_all_else(cli: Cli, slower: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     result = cli("gate", "-o", "junit=no/such/j.xml", "-o", "json=v.json")
     assert result.exit_code == 2
@@ -480,7 +477,6 @@ def test_what_cannot_be_written_is_2_after_all_else(cli: Cli, slower: Path, monk
     assert (slower / "v.json").exists()
 
 
-@pytest.mark.sqlite
 @pytest.mark.parametrize(
     ("targets", "message"),
     [

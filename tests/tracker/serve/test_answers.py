@@ -33,6 +33,7 @@ def json_of(address: str) -> str:
     return f"{'/overview' if path == '/' else path}.json{'?' + search if search else ''}"
 
 
+@pytest.mark.both
 def test_every_page_is_there_in_html_and_in_json(nights: Any, serve: Client, token: str) -> None:
     client = serve(token=token)
     for page in PAGES:
@@ -47,7 +48,6 @@ def test_every_page_is_there_in_html_and_in_json(nights: Any, serve: Client, tok
     assert client.get("/healthz").json() == {"ok": True}
 
 
-@pytest.mark.sqlite
 def test_every_answer_carries_the_security_headers(nights: Any, serve: Client) -> None:
     client = serve(hosts=frozenset(LOOPBACK))
     evil = client.get("/", headers={"Host": "evil.example"})
@@ -61,7 +61,6 @@ def test_every_answer_carries_the_security_headers(nights: Any, serve: Client) -
     assert not re.search(r"<(script|style)>|\son\w+=|\sstyle=", html)
 
 
-@pytest.mark.sqlite
 def test_errors_are_pages_or_json_and_name_their_cause(nights: Any, serve: Client) -> None:
     client = serve()
     html = client.get("/series/99")
@@ -73,7 +72,6 @@ def test_errors_are_pages_or_json_and_name_their_cause(nights: Any, serve: Clien
     assert "no run &#39;x&#39;" in client.get("/runs/x").text
 
 
-@pytest.mark.sqlite
 def test_an_error_of_ours_shows_no_trace(nights: Any, db: Any, monkeypatch: Any) -> None:
     def broken(*_: Any) -> Any:
         raise RuntimeError("inner secret")
@@ -88,7 +86,6 @@ def test_an_error_of_ours_shows_no_trace(nights: Any, db: Any, monkeypatch: Any)
             assert "Traceback" not in response.text
 
 
-@pytest.mark.sqlite
 def test_static_files_are_kept_and_packed(nights: Any, serve: Client) -> None:
     client = serve()
     html = client.get("/series/1").text
@@ -104,7 +101,6 @@ def test_static_files_are_kept_and_packed(nights: Any, serve: Client) -> None:
     assert client.get("/runs").headers["cache-control"] == "no-store"
 
 
-@pytest.mark.sqlite
 def test_a_long_address_is_refused(nights: Any, serve: Client) -> None:
     client = serve()
     for page in (*PAGES, "/static/serve.css", "/none"):
@@ -123,6 +119,7 @@ WRONG = (
 )
 
 
+@pytest.mark.both
 @pytest.mark.parametrize("every", [False, *rarely(True)], ids=["each", "product"])
 def test_wrong_parameters_are_named(nights: Any, serve: Client, every: bool) -> None:
     """By default, each wrong parameter is asked of one page, and each page has several."""
@@ -166,7 +163,6 @@ ADDRESSES = (
 )  # fmt: skip
 
 
-@pytest.mark.sqlite
 @settings(deadline=None, suppress_health_check=list(HealthCheck))
 @given(page=st.sampled_from(ADDRESSES), search=st.lists(st.tuples(st.sampled_from(NAMES), VALUES), max_size=4))
 @example(page="/series", search=[("where", "M>" + "9" * 30)])
@@ -196,14 +192,12 @@ HOSTS = (
 )
 
 
-@pytest.mark.sqlite
 def test_on_loopback_only_its_own_names_are_answered(nights: Any, serve: Client) -> None:
     client = serve(hosts=frozenset(LOOPBACK))
     for host, status in HOSTS:
         assert client.get("/healthz", headers={"Host": host}).status_code == status, host
 
 
-@pytest.mark.sqlite
 def test_beyond_loopback_addresses_and_its_own_names_are_answered(nights: Any, serve: Client) -> None:
     client = serve(hosts=frozenset((*LOOPBACK, "perf.example")), numbers=True)
     for host, status in (("10.0.0.1:80", 200), ("[fe80::1]", 200), ("perf.example", 200), ("evil.example", 421)):
@@ -220,14 +214,12 @@ ORIGINS = (
 )
 
 
-@pytest.mark.sqlite
 @pytest.mark.parametrize("origin", ORIGINS, ids=lambda origin: origin[:40])
 def test_no_origin_but_its_own_may_write(nights: Any, serve: Client, token: str, origin: str) -> None:
     client = serve(token=token)
     assert client.post("/login", data={"token": token}, headers={"Origin": origin}).status_code == 403
 
 
-@pytest.mark.sqlite
 @pytest.mark.parametrize("part", ["\\", "\\1", "\\\\", '\\"'])
 def test_no_cookie_stops_the_server(nights: Any, serve: Client, part: str) -> None:
     client = serve()
@@ -243,7 +235,6 @@ TRAVERSALS = (
 )
 
 
-@pytest.mark.sqlite
 def test_no_address_becomes_a_path(nights: Any, serve: Client) -> None:
     client = serve()
     folders = ("/static/", "/", "/runs/", "/operators/", "/points/", "/series/")
@@ -254,7 +245,6 @@ def test_no_address_becomes_a_path(nights: Any, serve: Client) -> None:
         assert "import" not in response.text
 
 
-@pytest.mark.sqlite
 def test_no_word_reads_a_file_or_starts_git(
     nights: Any, serve: Client, tmp_path: Path, monkeypatch: Any, token: str, act: Act
 ) -> None:

@@ -29,7 +29,6 @@ def empty(db: Any) -> None:
     open_store(db, create=True).close()
 
 
-@pytest.mark.sqlite
 @pytest.mark.parametrize(
     ("args", "token", "says"),
     [
@@ -56,14 +55,12 @@ def test_it_does_not_start(
     assert says in refused(cli, "serve", *args)
 
 
-@pytest.mark.sqlite
 def test_a_port_that_is_taken_is_named(empty: None, cli: Cli) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         result = cli("serve", "--port", str(taken.getsockname()[1]))
     assert (result.exit_code, "give another" in result.stderr) == (2, True)
 
 
-@pytest.mark.sqlite
 @pytest.mark.parametrize(
     ("number", "codes"),
     [(signal.SIGINT, (0, 130)), *rarely((signal.SIGTERM, (0,)))],
@@ -98,7 +95,6 @@ def test_it_runs_by_its_command_and_ends_when_asked_to(
         process.wait()
 
 
-@pytest.mark.sqlite
 def test_the_page_lists_every_address_parameter_and_action(nights: Any, serve: Client) -> None:
     from groupbench.tracker.serve.incidents import ACTIONS
 
