@@ -108,7 +108,7 @@ def compiled_statements() -> Iterator[None]:
         yield
 
 
-MIGRATE = ("test_durability", "test_migrations", "test_schema", "test_store")
+MIGRATE = ("test_durability", "test_migrations", "test_store")
 """Modules that test how files are created and synced. In all others, a new one is a copy, and no write is synced."""
 
 

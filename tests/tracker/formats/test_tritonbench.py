@@ -275,6 +275,7 @@ def test_what_is_wrong_with_a_json(write: Any, content: str, message: str) -> No
         (["x_val;a-tflops", "1;2"], "line 1: no column is named BACKEND-latency"),
         (["x_val;a-latency", "1;2;3"], "line 2: 3 cells for 2 columns"),
         (["x_val;a-latency"], "contains no results"),
+        (["x_val;a-latency;a-latency", "64;0.1;0.2"], "2 columns are named 'a-latency'"),
     ],
 )
 def test_what_is_wrong_with_a_csv(write: Any, lines: list[str], message: str) -> None:
