@@ -1,4 +1,4 @@
-"""Mark the further cases of a test, and name what many tests use."""
+"""Mark the further cases of a test, and run commands that are refused."""
 
 from __future__ import annotations
 

@@ -311,8 +311,8 @@ def test_a_second_change_for_the_worse_has_a_row_of_its_own(kernels: Callable[..
     assert cli("gate", "--update").exit_code == 1
     kernels("spills", [0, 32, 96])
     rows = [row for row in rows_of(cli) if row["metric"] == "spills"]
-    found = [(row["verdict"], row["before"], row["incident"]) for row in rows]
-    assert found == [("regressed", 0, 1), ("regressed", 32, None)]
+    regressions = [(row["verdict"], row["before"], row["incident"]) for row in rows]
+    assert regressions == [("regressed", 0, 1), ("regressed", 32, None)]
 
 
 def test_the_same_commit_is_not_a_change(kernels: Callable[..., None], cli: Cli) -> None:

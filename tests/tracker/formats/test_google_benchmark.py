@@ -161,8 +161,8 @@ def test_a_commit_under_any_name(name: str, case: Any, separator: str) -> None:
     )
 )
 def test_any_facts(facts: dict[str, Any]) -> None:
-    found = usual(facts)
-    assert found.commit is None or found.commit.strip()
+    usual_facts = usual(facts)
+    assert usual_facts.commit is None or usual_facts.commit.strip()
 
 
 @pytest.mark.parametrize(
@@ -179,8 +179,8 @@ def test_any_facts(facts: dict[str, Any]) -> None:
     ],
 )
 def test_spellings(facts: dict[str, Any], expected: tuple[Any, ...]) -> None:
-    found = usual(facts)
-    assert (found.commit, found.branch, found.dirty) == expected
+    usual_facts = usual(facts)
+    assert (usual_facts.commit, usual_facts.branch, usual_facts.dirty) == expected
 
 
 def google(write: Any, rows: list[dict[str, Any]], **context: Any) -> Any:

@@ -228,10 +228,10 @@ def test_sglang_numbers_equal_loads_and_reads_batches(write: Any) -> None:
     line = {"backend": "sglang", "request_rate": 4.0, "median_ttft_ms": 16.0}
     batch = {"batch_size": 8, "input_len": 512, "output_len": 8, "prefill_latency": 0.05, "total_latency": 0.25}
     data = b"\n".join(json.dumps(one).encode() for one in (line, line | {"median_ttft_ms": 18.0}, batch))
-    found = times(read(write, data, "x.jsonl", title="SGLang"))
-    assert (found["ttft", "request_rate=4.0"], found["ttft", "request_rate=4.0#2"]) == (16.0, 18.0)
+    latencies = times(read(write, data, "x.jsonl", title="SGLang"))
+    assert (latencies["ttft", "request_rate=4.0"], latencies["ttft", "request_rate=4.0#2"]) == (16.0, 18.0)
     shape = "batch_size=8,input_len=512,output_len=8"
-    assert (found["prefill_latency", shape], found["total_latency", shape]) == (50.0, 250.0)
+    assert (latencies["prefill_latency", shape], latencies["total_latency", shape]) == (50.0, 250.0)
 
 
 def helion(metric: str, values: list[Any], shape: list[Any], model: str = "softmax") -> dict[str, Any]:

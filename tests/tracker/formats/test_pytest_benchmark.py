@@ -53,8 +53,8 @@ def test_a_file(write: Any) -> None:
     assert commit.time == datetime(2026, 1, 30, 11, tzinfo=UTC)
     assert first.run.started == datetime(2026, 1, 31, 12, 0, 0, 500000, tzinfo=UTC)
     environment = first.environment
-    found = (environment.cpu, environment.python, environment.os, environment.host)
-    assert found == ("AMD EPYC", "3.12.1", "Linux 6.1", "box")
+    machine = (environment.cpu, environment.python, environment.os, environment.host)
+    assert machine == ("AMD EPYC", "3.12.1", "Linux 6.1", "box")
 
 
 def test_an_unversioned_tree_needs_a_commit(write: Any) -> None:

@@ -244,8 +244,8 @@ def test_the_object_that_its_ci_writes(write: Any) -> None:
     assert first.run.started == datetime(2026, 1, 30, 21, 5, tzinfo=UTC)
     assert (first.run.commit.hash, first.run.commit.branch) == ("c" * 40, "main")
     environment = first.environment
-    found = (environment.gpu, environment.cuda, environment.torch, environment.triton)
-    assert found == ("NVIDIA H100", "13.0", "a" * 40, None)
+    versions = (environment.gpu, environment.cuda, environment.torch, environment.triton)
+    assert versions == ("NVIDIA H100", "13.0", "a" * 40, None)
 
 
 KEY = '"tritonbench_op_fwd[x_1-a]_latency"'

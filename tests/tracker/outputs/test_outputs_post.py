@@ -254,15 +254,15 @@ REFUSALS: dict[str, tuple[tuple[int, dict[str, str], Any], str, int]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("answer", "message", "asked"), REFUSALS.values(), ids=REFUSALS)
+@pytest.mark.parametrize(("response", "message", "requests"), REFUSALS.values(), ids=REFUSALS)
 def test_a_refusal_says_why_and_never_the_token(
-    cli: Cli, forge: Forge, page: Path, waits: list[float], answer: Any, message: str, asked: int
+    cli: Cli, forge: Forge, page: Path, waits: list[float], response: Any, message: str, requests: int
 ) -> None:
-    forge.plan["GET"] = [(*answer, False)] * 9
+    forge.plan["GET"] = [(*response, False)] * 9
     result = cli("post", page)
-    assert (result.exit_code, forge.requests) == (2, ["GET /user"] * asked)
+    assert (result.exit_code, forge.requests) == (2, ["GET /user"] * requests)
     assert re.search(message, result.stderr)
-    assert (sum(waits) <= http.RETRY_WAIT_S, len(waits)) == (True, asked - 1)
+    assert (sum(waits) <= http.RETRY_WAIT_S, len(waits)) == (True, requests - 1)
     no_secret(result)
 
 

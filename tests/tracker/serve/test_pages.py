@@ -276,11 +276,11 @@ def test_pages_show_the_commit_that_a_search_named(nights: Any, serve: Client, d
     first, last, cause = (f"{number:03x}" + "c" * 37 for number in (5, 6, 0xABC))
     commit = {"hash": cause, "subject": "Use one tile", "author": "Grace"}
     named = NamedCommits((commit,), first, "latency", 0.99)
-    answer = Compared(first, last, NAMED, datetime.now(UTC), 0.05, details={NAMED: asdict(named)})
+    named_by_search = Compared(first, last, NAMED, datetime.now(UTC), 0.05, details={NAMED: asdict(named)})
     client = serve()
     with open_store(str(db), create=False) as store, store.write() as session:
         series = client.get("/incidents/1.json").json()["incident"]["members"][0]["series"]
-        comparisons.store(session, series, answer)
+        comparisons.store(session, series, named_by_search)
     run = client.get("/overview.json").json()["run"]["run"]
     for page in ("/", "/incidents", "/incidents/1", f"/runs/{run}", f"/series/{series}"):
         text = client.get(page).text

@@ -150,9 +150,9 @@ def test_a_connection_that_is_lost_is_one_line(
     def execute(self: Any, query: Any, *args: Any, **named: Any) -> Any:
         calls.append(1)
         if len(calls) == lost_at:
-            own = self.connection.info.backend_pid
+            backend = self.connection.info.backend_pid
             with psycopg.connect(self.connection.info.dsn) as other:
-                real(other.cursor(), f"SELECT pg_terminate_backend({own}, 5000)".encode())
+                real(other.cursor(), f"SELECT pg_terminate_backend({backend}, 5000)".encode())
         return real(self, query, *args, **named)
 
     monkeypatch.setattr(psycopg.Cursor, "execute", execute)
