@@ -140,6 +140,12 @@ def test_processes_store_the_same(cli: Any, results: Path, monkeypatch: pytest.M
     assert points(cli) == 5
 
 
+def test_a_single_file_has_no_progress(capsys: Any) -> None:
+    with progress.Progress(1, "files", interval=0.0) as shown:
+        shown._ended.wait(0.05)
+    assert capsys.readouterr().err == ""
+
+
 def test_progress_is_written_to_a_stream_that_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     with progress.Progress(10, "files", interval=0.01) as shown:
         shown.add(1, 500)

@@ -74,6 +74,12 @@ def test_a_backfill_is_pruned_by_its_commits(cli: Cli, stored: Any, make: Any, d
     assert "0 would be removed" in cli("db", "prune").stdout
 
 
+def test_an_outage_keeps_its_edges_and_its_weeks_prefer_a_result(cli: Cli, stored: Any, make: Any, db: Any) -> None:
+    stored([make(night, status="oom" if 30 <= night < 41 else "ok") for night in range(200)])
+    cli("db", "prune", "--apply")
+    assert {*range(28, 46)} & {*nights_of(db)} == {29, 30, 32, 40, 41}  # not Monday 39, since its week has results
+
+
 @pytest.mark.both
 def test_a_series_that_ended_keeps_its_last(cli: Cli, stored: Any, make: Any, db: Any) -> None:
     stored([make(night, backend="gone") for night in range(10)] + [make(300)])
