@@ -1,13 +1,17 @@
-"""Mark the further cases of a test."""
+"""Mark the further cases of a test, and run commands that are refused."""
 
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import click
 import pytest
+from click.testing import Result
+
+Cli = Callable[..., Result]
+"""The fixture `cli`, which runs a command of the tracker."""
 
 TRITONBENCH = [
     pytest.mark.tritonbench,
@@ -17,6 +21,13 @@ TRITONBENCH = [
     ),
 ]
 """Marks of a file whose tests need TritonBench."""
+
+
+def refused(cli: Cli, *args: Any, **named: Any) -> str:
+    """Return the line of a command that is refused and prints nothing else."""
+    result = cli(*args, **named)
+    assert (result.exit_code, result.stdout) == (2, ""), result.output
+    return result.stderr
 
 
 def rarely(*cases: Any) -> list[Any]:

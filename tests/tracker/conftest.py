@@ -108,7 +108,7 @@ def compiled_statements() -> Iterator[None]:
         yield
 
 
-MIGRATE = ("test_durability", "test_migrations", "test_schema", "test_store")
+MIGRATE = ("test_durability", "test_migrations", "test_store")
 """Modules that test how files are created and synced. In all others, a new one is a copy, and no write is synced."""
 
 
@@ -191,8 +191,11 @@ def make() -> Callable[..., Record]:
     return build
 
 
-ON_FILES = ("test_cli", "test_docs_query", "test_durability", "test_import", "test_sql", "test_store")
-"""Modules that are about files, or SQLite's own SQL."""
+ON_FILES = (
+    *("test_cli", "test_docs_query", "test_durability", "test_import", "test_sql", "test_store"),
+    *("serve.test_answers", "serve.test_command", "serve.test_writing", "test_outputs"),
+)
+"""Modules that are about files, SQLite's own SQL or the network, except for tests marked `both`."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -204,7 +207,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "backend" in metafunc.fixturenames:
         backends = os.environ.get("GROUPBENCH_TEST_DATABASES", "sqlite,postgresql").split(",")
         module = metafunc.module.__name__.rpartition(".")[2]
-        if module in ON_FILES or metafunc.definition.get_closest_marker("sqlite"):
+        of, both = (metafunc.definition.get_closest_marker(name) for name in ("sqlite", "both"))
+        if of or (metafunc.module.__name__.endswith(ON_FILES) and not both):
             backends = ["sqlite"]
         elif module == "test_postgresql":
             backends = [name for name in backends if name == "postgresql"]

@@ -12,30 +12,16 @@ import pytest
 
 from groupbench.tracker import open_tracker
 from groupbench.tracker.facts.errors import QueryError, StoreError
-from groupbench.tracker.query.rows import (
-    CommitSummary,
-    EnvironmentSummary,
-    HistoryRow,
-    PointDetail,
-    PointRow,
-    RunSummary,
-    SeriesSummary,
-)
+from groupbench.tracker.query import rows as kinds
+from groupbench.tracker.query.rows import HistoryRow, PointDetail
 from groupbench.tracker.query.tables import Rows
 
 
 @pytest.fixture
 def tracker(stored: Callable[..., Path], make: Any) -> Any:
-    path = stored(
-        [
-            *[
-                make(n, backend=b, ms=ms, cell={"dims": {"M": 8}})
-                for n in range(3)
-                for b, ms in (("a", 1.0), ("b", 2.0))
-            ],
-            make(3, backend="a", status="oom", environment={"driver": "2"}),
-        ]
-    )
+    backends = {"a": 1.0, "b": 2.0}
+    nights = [make(n, backend=b, ms=ms, cell={"dims": {"M": 8}}) for n in range(3) for b, ms in backends.items()]
+    path = stored([*nights, make(3, backend="a", status="oom", environment={"driver": "2"})])
     with open_tracker(path) as tracker:
         yield tracker
 
@@ -76,11 +62,11 @@ def test_history(tracker: Any) -> None:
 def test_each_answer_is_a_list_of_dataclasses(tracker: Any) -> None:
     answers = {
         HistoryRow: tracker.history(),
-        SeriesSummary: tracker.series(backend="a"),
-        RunSummary: tracker.runs(2),
-        CommitSummary: tracker.commits(branch=()),
-        EnvironmentSummary: tracker.environments(),
-        PointRow: tracker.run("run-001"),
+        kinds.SeriesSummary: tracker.series(backend="a"),
+        kinds.RunSummary: tracker.runs(2),
+        kinds.CommitSummary: tracker.commits(branch=()),
+        kinds.EnvironmentSummary: tracker.environments(),
+        kinds.PointRow: tracker.run("run-001"),
     }
     for kind, rows in answers.items():
         assert isinstance(rows, Rows)

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import math
-
 import click
 import pytest
 from click.testing import CliRunner
-from hypothesis import given
-from hypothesis import strategies as st
 
-from groupbench.tracker.facts.durations import SECONDS, seconds
+from groupbench.tracker.facts.durations import seconds
 from groupbench.tracker.tools.parameters import Duration
 
 GOOD = {
@@ -43,11 +39,6 @@ def test_a_plain_number_is_of_the_options_unit() -> None:
 def test_texts_that_are_not_durations(text: str) -> None:
     with pytest.raises(ValueError, match="is not a duration; give for example 90s, 20m or 1h30m"):
         seconds(text)
-
-
-@given(st.integers(0, 10**6), st.sampled_from(sorted(SECONDS)))
-def test_a_number_with_a_unit_is_as_many_of_it(number: int, unit: str) -> None:
-    assert math.isclose(seconds(f"{number}{unit}"), number * SECONDS[unit])
 
 
 @click.command()

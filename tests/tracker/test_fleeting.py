@@ -38,9 +38,9 @@ WHEN = datetime(2026, 3, 15, 4, tzinfo=UTC)
     ],
 )
 def test_what_changes_is_dropped(text: str, kept: str, kind: str) -> None:
-    name, found = settled(text, WHEN)
+    name, kinds = settled(text, WHEN)
     assert name == kept
-    assert list(found) == [kind]
+    assert list(kinds) == [kind]
 
 
 @pytest.mark.parametrize(
@@ -58,12 +58,8 @@ def test_what_stays_is_kept(text: str) -> None:
     "name",
     [
         *("09e45318565b", "123456789012", "a" * 63 + "1", "GitHub Actions 12", "fv-az123-456", "pkrvmf6wy0o8zjz"),
-        *(
-            "runnervm1a2b3c",
-            "Mac-1699999999999.local",
-            "runner-jlguopmm-project-278964-concurrent-0",
-            "i-0abc123def4567890",
-        ),
+        *("runnervm1a2b3c", "Mac-1699999999999.local", "runner-jlguopmm-project-278964-concurrent-0"),
+        "i-0abc123def4567890",
         *("ip-10-0-1-23.ec2.internal", "5f0c1d8e-1b2a-4c3d-8e9f-0a1b2c3d4e5f", "172.17.0.2", "localhost", ""),
     ],
 )
@@ -74,10 +70,7 @@ def test_a_machine_of_one_job_has_no_name(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "kept"),
     [
-        *(
-            (name, name)
-            for name in ("box", "i7", "AMD EPYC 7763 64-Core Processor", "Apple M2", "node-3", "dgx-a100-04")
-        ),
+        *((name, name) for name in ("box", "i7", "AMD EPYC 7763 64-Core Processor", "Apple M2", "dgx-a100-04")),
         ("Intel(R) Core(TM) i7-9750H CPU @ 2.60GHz", "Intel(R) Core(TM) i7-9750H CPU @ 2.60GHz"),
         ("linux.aws.a100-x7b2p-runner-8kz5h", "linux.aws.a100"),
         ("bench-5d4f8b7c9d-x2x4z", "bench"),
@@ -90,8 +83,8 @@ def test_a_machine_with_a_name(name: str, kept: str) -> None:
 
 @given(st.text(max_size=60))
 def test_settling_any_text_again_changes_nothing_that_it_keeps(text: str) -> None:
-    once, found = settled(text, WHEN)
-    assert found or once == text
+    once, kinds = settled(text, WHEN)
+    assert kinds or once == text
     assert len(once) <= len(text)
 
 

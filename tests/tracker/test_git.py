@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
-import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -51,9 +50,7 @@ def test_a_folder_without_git_is_one_clear_line(tmp_path: Path, repository: Path
         git.require_repository(tmp_path / "plain")
 
 
-def test_a_folder_on_a_file_system_of_its_own_has_the_same_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_on_a_file_system_of_its_own_has_the_same_line(tmp_path: Path, monkeypatch: Any) -> None:
     (tmp_path / "git").write_text(
         "#!/bin/sh\necho 'fatal: not a git repository (or any parent up to mount point /home)' >&2\n"
         "echo 'Stopping at filesystem boundary (GIT_DISCOVERY_ACROSS_FILESYSTEM not set).' >&2\nexit 128\n"
@@ -140,11 +137,3 @@ def test_ancestry_between_commits(repository: Path, monkeypatch: pytest.MonkeyPa
     assert git.is_ancestor("first", "nothing") is None
     assert git.between("nothing", "second") is None
     assert first is not None
-
-
-def test_it_is_imported_without_the_database_or_arrays() -> None:
-    loaded = (
-        "import sys, groupbench.tracker.tools.git as git; print({'numpy', 'sqlalchemy', 'msgspec'} & set(sys.modules))"
-    )
-    done = subprocess.run([sys.executable, "-c", loaded], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "set()"

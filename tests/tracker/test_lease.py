@@ -58,8 +58,8 @@ def waiting() -> list[lease.Place]:
     return [place for place in lease.queue() if place.state == "waits"]
 
 
-def test_three_waiting_commands_take_turns_in_the_order_in_which_they_came() -> None:
-    first = lease.take("GPU-1", ["first"])
+def in_turns(*names: str) -> tuple[list[threading.Thread], list[str]]:
+    """Start commands that wait one after the other, and return their threads and the order in which they measured."""
     order: list[str] = []
 
     def measure(name: str) -> None:
@@ -67,10 +67,18 @@ def test_three_waiting_commands_take_turns_in_the_order_in_which_they_came() -> 
         order.append(name)
         os.close(handle)
 
-    threads = [threading.Thread(target=measure, args=(name,)) for name in ("a", "b", "c")]
-    for number, thread in enumerate(threads, 1):
+    threads = [threading.Thread(target=measure, args=(name,)) for name in names]
+    for number, (name, thread) in enumerate(zip(names, threads, strict=True), 1):
+        lease.WAITING.urgent = name.startswith("urgent")
         thread.start()
         until(lambda number=number: len(waiting()) == number)
+    lease.WAITING.urgent = False
+    return threads, order
+
+
+def test_three_waiting_commands_take_turns_in_the_order_in_which_they_came() -> None:
+    first = lease.take("GPU-1", ["first"])
+    threads, order = in_turns("a", "b", "c")
     assert [place.command for place in lease.queue()] == ["first", "a", "b", "c"]
     with pytest.raises(lease.Busy, match=r"GPU-1 is in use by pid .*: first \("):
         lease.take("GPU-1", ["d"])
@@ -126,20 +134,9 @@ def test_a_command_that_has_begun_waits_for_its_turn() -> None:
         assert lease.queue()[0].state == "holds"
 
 
-def test_an_urgent_command_passes_the_waiting_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_urgent_command_passes_the_waiting_ones() -> None:
     first = lease.take("GPU-1", ["first"])
-    order: list[str] = []
-
-    def measure(name: str) -> None:
-        handle = lease.take("GPU-1", [name], 600)
-        order.append(name)
-        os.close(handle)
-
-    threads = [threading.Thread(target=measure, args=(name,)) for name in ("a", "b", "urgent", "urgent too")]
-    for number, thread in enumerate(threads, 1):
-        monkeypatch.setattr(lease.WAITING, "urgent", number > 2)
-        thread.start()
-        until(lambda number=number: len(waiting()) == number)
+    threads, order = in_turns("a", "b", "urgent", "urgent too")
     os.close(first)
     for thread in threads:
         thread.join()
@@ -167,9 +164,7 @@ while not Path("stop").exists():
 
 
 @pytest.mark.usefixtures("warm_imports")
-def test_a_night_gives_way_to_an_urgent_command_and_to_no_other(
-    tmp_path: Path, start: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_night_gives_way_to_an_urgent_command_and_to_no_other(tmp_path: Path, start: Start, monkeypatch: Any) -> None:
     (tmp_path / "night.py").write_text(NIGHT)
     (tmp_path / "problems.py").write_text(PROBLEMS)
     command = ["-m", "groupbench.operators.alone", "--device", "cpu", "--", sys.executable, "night.py"]
@@ -227,9 +222,7 @@ def test_every_command_that_measures_takes_the_lease(command: str) -> None:
     assert "--wait" in CliRunner().invoke(main, [command, "--help"]).output
 
 
-def test_the_time_to_wait_is_the_options_the_environments_or_the_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_time_to_wait_is_the_options_the_environments_or_the_files(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(subprocess, "run", lambda command: SimpleNamespace(returncode=0))
 

@@ -6,13 +6,7 @@ from typing import Any
 
 import pytest
 
-from groupbench.tracker.facts.loaded import (
-    ListsOnce,
-    difference_of,
-    difference_of_all,
-    loaded_of,
-    problem_of,
-)
+from groupbench.tracker.facts.loaded import ListsOnce, difference_of, difference_of_all, loaded_of, problem_of
 from groupbench.tracker.facts.record import Loaded
 
 FILES = {f"pkg/{name}.py": name for name in "abcdef"}

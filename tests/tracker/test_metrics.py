@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import csv
 import io
 import json
-import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from cases import rarely
-from click.testing import Result
+from cases import Cli, rarely
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -22,8 +19,6 @@ from groupbench.tracker.facts import metrics
 from groupbench.tracker.facts.metrics import METRICS, RMS, Metric
 from groupbench.tracker.facts.record import Record, RecordError, decode, encode
 from groupbench.tracker.store.points import content_of
-
-Cli = Callable[..., Result]
 
 EFFORT = Metric("effort", "J", "effort of one call", rule="scatter", floor=0.005, least=0.02)
 HOLES = Metric("holes", "", "registers that the compiler spilled", rule="exact", least=0.0)
@@ -143,56 +138,20 @@ def test_its_history_is_drawn(nights: Callable[..., str], cli: Cli) -> None:
     assert "2.999 J last" in drawn.stdout
 
 
-def test_damage_to_it_is_found(nights: Callable[..., str], cli: Cli, db: Any) -> None:
-    from sqlalchemy import update
-
-    from groupbench.tracker.store.engine import open_store
-    from groupbench.tracker.store.schema import Point
-
-    nights(lambda night: {"effort": 3.0}, 2)
-    with open_store(db, create=False) as store, store.write() as session:
-        session.execute(update(Point).where(Point.id == 1).values(metrics={"effort": 4.0}))
-    assert "does not match its hash" in cli("db", "verify").stdout
-
-
 # ---- written and read again
-
-
-@pytest.mark.parametrize("suffix", [".jsonl", ".csv", ".v3.jsonl"])
-def test_it_is_exported(suffix: str, nights: Callable[..., str], cli: Cli, tmp_path: Path) -> None:
-    nights(lambda night: {"effort": 3.0, "holes": 7.0}, 2)
-    path = tmp_path / f"out{suffix}"
-    form = ("--format", "v3") if suffix.startswith(".v3") else ()
-    done = cli("db", "export", *form, path)
-    assert done.exit_code == 0, done.output
-    if suffix == ".csv":
-        rows = list(csv.DictReader(io.StringIO(path.read_text())))
-        assert {row["holes"] for row in rows if row["backend"] == "triton"} == {"7.0"}
-    elif suffix == ".jsonl":
-        assert decode(path.read_bytes().splitlines()[0]).metrics["holes"] == 7.0
-    else:
-        entries = [json.loads(line) for line in path.read_text().splitlines()]
-        (first, *_) = [entry["metric"] for entry in entries if entry["metric"]["name"] == "effort"]
-        assert (first["extra_info"]["unit"], math.isfinite(first["benchmark_values"][0])) == ("J", True)
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".v3.jsonl"])
 def test_it_is_imported(suffix: str, nights: Callable[..., str], cli: Cli, tmp_path: Path) -> None:
-    nights(lambda night: {"holes": 7.0}, 1)
+    nights(lambda night: {"holes": 7.0, "effort": 3.0}, 1)
     path = tmp_path / f"out{suffix}"
     cli("db", "export", *(("--format", "v3") if suffix.startswith(".v3") else ()), path)
+    assert suffix == ".csv" or '"unit":"J"' in path.read_text().replace(" ", "")
     options = ("--map", "date=started") if suffix == ".csv" else ()
     done = cli("import", *options, path, db=tmp_path / "other.db")
     assert done.exit_code == 0, done.output
     rows = json.loads(cli("history", "--format=json", "--backend", "triton", db=tmp_path / "other.db").stdout)
     assert [row["holes"] for row in rows] == [7.0]
-
-
-def test_databases_with_it_are_merged(nights: Callable[..., str], cli: Cli, tmp_path: Path, db: Any) -> None:
-    nights(lambda night: {"holes": 7.0}, 2)
-    other = tmp_path / "other.db"
-    assert cli("db", "merge", db, db=other).exit_code == 0
-    assert {row["holes"] for row in json.loads(cli("history", "--format=json", db=other).stdout)} == {7.0, None}
 
 
 # ---- judged
@@ -257,18 +216,6 @@ def test_an_alert_is_closed_where_the_level_is_back(nights: Callable[..., str], 
     assert json.loads(cli("incidents", "--each", "--format=json").stdout)[0]["state"] == "new"
     cli("gate", "--update")
     assert json.loads(cli("incidents", "--all", "--format=json").stdout)[0]["state"] == "fixed"
-
-
-@pytest.mark.parametrize("form", ["summary", "comment", "junit", "sarif", "json"])
-def test_outputs_name_it_with_its_unit(form: str, nights: Callable[..., str], cli: Cli, tmp_path: Path) -> None:
-    nights(lambda night: {"effort": 3.0 if night < 5 else 9.0, "holes": 0.0 if night < 5 else 96.0}, 8)
-    out = tmp_path / f"out.{form}"
-    cli("gate", "-o", f"{form}={out}")
-    text = out.read_text()
-    assert "holes" in text
-    if form in ("summary", "comment", "junit"):
-        assert "96" in text
-        assert " J" in text
 
 
 @pytest.mark.both
@@ -350,9 +297,7 @@ def test_an_alternating_value_is_listed_once(kernels: Callable[..., None], cli: 
     assert (row["verdict"], row["now"]) == ("suspect", 2)
 
 
-def test_an_undone_improvement_names_the_date_until_which_the_level_was_accepted(
-    kernels: Callable[..., None], cli: Cli
-) -> None:
+def test_an_undone_improvement_names_the_date_until_which_the_level_was_accepted(kernels: Any, cli: Cli) -> None:
     kernels("special_values", [0, 0, 1, 1, 0])
     (row,) = [row for row in rows_of(cli) if row["metric"] == "special_values"]
     assert (row["verdict"], row["cause"], row["before"], row["now"]) == ("regressed", "undone", 1, 0)
@@ -366,10 +311,8 @@ def test_a_second_change_for_the_worse_has_a_row_of_its_own(kernels: Callable[..
     assert cli("gate", "--update").exit_code == 1
     kernels("spills", [0, 32, 96])
     rows = [row for row in rows_of(cli) if row["metric"] == "spills"]
-    assert [(row["verdict"], row["before"], row["incident"]) for row in rows] == [
-        ("regressed", 0, 1),
-        ("regressed", 32, None),
-    ]
+    regressions = [(row["verdict"], row["before"], row["incident"]) for row in rows]
+    assert regressions == [("regressed", 0, 1), ("regressed", 32, None)]
 
 
 def test_the_same_commit_is_not_a_change(kernels: Callable[..., None], cli: Cli) -> None:

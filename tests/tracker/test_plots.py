@@ -5,11 +5,10 @@ from __future__ import annotations
 import io
 import re
 import sys
-from collections.abc import Callable
 from typing import Any
 
 import pytest
-from click.testing import Result
+from cases import Cli
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,8 +16,6 @@ from groupbench.tracker.cli.history_plot import trends
 from groupbench.tracker.text.wording import printable
 from groupbench.tracker.tools import plots
 from groupbench.tracker.tools.plots import Curve, DrawError, Row, Trend, ValueTable
-
-Cli = Callable[..., Result]
 
 pytestmark = pytest.mark.sqlite
 
@@ -92,10 +89,6 @@ def test_a_terminal_is_coloured_unless_told_otherwise(no_color: str, monkeypatch
     assert ("\x1b[" in out.getvalue()) is not bool(no_color)
 
 
-def test_nothing_to_draw() -> None:
-    assert plots.terminal([], 80, coloured=False) == ""
-
-
 def test_a_package_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "plotille", None)
     with pytest.raises(DrawError, match=re.escape("pip install -e '.[plot]'")):
@@ -151,16 +144,9 @@ def test_history_is_a_plot_or_a_table(cli: Cli, stored: Any, make: Any) -> None:
 def test_what_is_no_value_is_a_gap() -> None:
     def row(run: int, **unlike: Any) -> dict[str, Any]:
         facts = {"operator": "o", "mode": "fwd", "shape": "s", "dtype": "fp16", "hardware": "h", "host": "builtin"}
-        facts |= {
-            "protocol": "cooled",
-            "seed": 0,
-            "backend": "b",
-            "run": f"r{run}",
-            "started": run,
-            "commit": f"c{run}",
-        }
+        facts |= {"protocol": "cooled", "seed": 0, "backend": "b", "run": f"r{run}", "started": run}
         facts |= {"latency_ms": 1.0, "low_ms": 0.9, "high_ms": 1.1, "status": "ok", "timing": "gpu", "rms": 0.1}
-        return facts | {"environment_changed": []} | unlike
+        return facts | {"commit": f"c{run}", "environment_changed": []} | unlike
 
     rows = [
         row(3, timing="interpreted"),  # the newest comes first, as a history may

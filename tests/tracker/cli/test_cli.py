@@ -5,19 +5,16 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import click
 import pytest
-from cases import commands, rarely
-from click.testing import CliRunner, Result
+from cases import Cli, commands, rarely, refused
+from click.testing import CliRunner
 
 from groupbench.tracker.cli import GROUPS, SECTIONS, main
 from groupbench.tracker.cli.groups import Program
-
-Cli = Callable[..., Result]
 
 COMMANDS = [name for entries in SECTIONS.values() for name in entries]
 EVERY = dict(commands(main))
@@ -51,30 +48,22 @@ print("HEAVY", loaded("post", sys.argv[1], "--dry-run"))
     assert "Nothing got worse." in out
 
 
-def test_the_end_of_a_command_collects_no_garbage() -> None:
-    code = """
-import atexit, gc
-atexit.register(lambda: print("SPARED", gc.get_freeze_count() > 10_000))
-from groupbench.tracker.cli import main
-main(["--help"])
-"""
-    assert "SPARED True" in python(code)
-
-
 def test_the_tracker_loads_no_torch_and_reads_without_alembic(stored: Any, make: Any) -> None:
     path = stored([make()])
     code = """
 import sys
 from groupbench.tracker.cli import main
 try:
-    main(["--db", sys.argv[1], "history"])
+    main(["--db", sys.argv[1], "history", "--baseline", "triton", "--format=json"])
 except SystemExit as done:
     assert done.code == 0
+print("HEAVY", [name for name in ("numpy", "pandas", "groupbench.tracker.formats", "groupbench.tracker.store.records")
+    if name in sys.modules])
 import groupbench.tracker.judge.gate, groupbench.tracker.compare.comparison, groupbench.tracker.report.page
 print("HEAVY", [name for name in ("alembic", "rich", "plotly", "torch", "groupbench.kernels", "groupbench.operators")
     if name in sys.modules])
 """
-    assert "HEAVY []" in python(code, str(path))
+    assert python(code, str(path)).count("HEAVY []") == 2
 
 
 @pytest.mark.parametrize("name", [*EVERY, *GROUPS])
@@ -89,14 +78,7 @@ def test_each_command_has_a_help(name: str) -> None:
 
 @pytest.mark.parametrize(
     "args",
-    [
-        ["nope"],
-        ["--nope"],
-        ["ingest"],
-        ["compare", "a"],
-        ["history", "--format=json", "x"],
-        ["gate", "--format=xml"],
-    ],
+    [["--nope"], ["ingest"], ["compare", "a"], ["history", "--format=json", "x"], ["gate", "--format=xml"]],
     ids=str,
 )
 def test_usage_is_one_line(cli: Cli, args: list[str]) -> None:
@@ -118,11 +100,8 @@ def test_help_lists_each_command_once_under_its_task() -> None:
 
 def test_a_group_runs_its_default_command(cli: Cli, stored: Any, make: Any) -> None:
     stored([make()])
-    assert (
-        cli("pins", "--all", "--format", "json").stdout
-        == cli("pins", "list", "--all", "--format=json").stdout
-        == "[]\n"
-    )
+    for command in (["pins"], ["pins", "list"]):
+        assert cli(*command, "--all", "--format", "json").stdout == "[]\n"
     assert cli("incidents").stderr == "no incident is open; --all lists closed incidents\n"
     assert cli("db", "verfy").stderr == "groupbench: no command 'verfy'; did you mean 'verify'?\n"
     assert "incidents [OPTIONS] COMMAND [ARGS]..." in cli("incidents", "--help").stdout
@@ -177,9 +156,7 @@ def test_a_number_beyond_64_bits_is_refused_in_one_line(
     words: tuple[str, ...], cli: Cli, stored: Any, make: Any
 ) -> None:
     stored([make()])
-    result = cli(*words[0].split(), *words[1:])
-    assert result.exit_code == 2
-    assert "a number has more than the 64 bits" in result.stderr
+    assert "a number has more than the 64 bits" in refused(cli, *words[0].split(), *words[1:])
 
 
 @pytest.mark.parametrize(
@@ -237,9 +214,7 @@ def test_a_full_disk_is_one_line_and_no_verdict(
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
 @pytest.mark.parametrize("unbuffered", ["", *rarely("1")])
-def test_a_full_disk_behind_standard_error(
-    unbuffered: str, stored: Any, make: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_behind_standard_error(unbuffered: str, stored: Any, make: Any, monkeypatch: Any) -> None:
     path = stored([make(0), make(1, status="wrong")])
     monkeypatch.setenv("PYTHONUNBUFFERED", unbuffered)
     with Path("/dev/full").open("w") as full:

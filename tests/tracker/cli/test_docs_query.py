@@ -1,4 +1,4 @@
-"""The guides to asking, comparing and importing: their examples run, and their lists are complete."""
+"""The guides to asking, comparing, importing and keeping data: their examples run, and their lists are complete."""
 
 from __future__ import annotations
 
@@ -6,38 +6,36 @@ import json
 import re
 import shlex
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from cases import commands
-from click.testing import Result
+from cases import Cli, commands
 
-from groupbench.tracker.cli import main
+from groupbench.operators.cli import command as tritonbench
+from groupbench.tracker.cli import export, main
 from groupbench.tracker.cli.history import known_metrics
 from groupbench.tracker.facts.record import STATUSES
 from groupbench.tracker.formats import FORMATS
 from groupbench.tracker.formats.plain_csv import FIELDS
 
-Cli = Callable[..., Result]
-
 pytestmark = pytest.mark.sqlite
 
 GUIDE = Path(__file__).parents[3] / "docs" / "guide"
-HISTORY, COMPARING, IMPORTING, PYTHON = (
-    (GUIDE / f"{name}.md").read_text(encoding="utf-8") for name in ("history", "comparing", "importing", "python")
+HISTORY, COMPARING, IMPORTING, KEEPING, PYTHON = (
+    (GUIDE / f"{name}.md").read_text(encoding="utf-8")
+    for name in ("history", "comparing", "importing", "keeping-data", "python")
 )
 EXAMPLES = [
     line.removeprefix("$ ")
-    for text in (HISTORY, COMPARING.split("\n## compare\n")[1].split("\n## ")[0], IMPORTING)
+    for text in (HISTORY, COMPARING.split("\n## compare\n")[1].split("\n## ")[0], IMPORTING, KEEPING)
     for block in re.findall(r"```console\n(.*?)```", text, re.DOTALL)
     for line in block.split("\n")
     if line.startswith("$ ")
 ]
 LISTS = ("list series", "list runs", "list commits", "list envs")
-COMMANDS = ("history", "compare", "show", *LISTS, "db sql", "import")
-
+KEEP = ("ingest", *(f"db {name}" for name in ("export", "prune", "backup", "verify", "merge")))
+COMMANDS = ("history", "compare", "show", *LISTS, "db sql", "import", *KEEP)
 
 COMMIT = "1" * 40
 OF_OTHERS = {
@@ -73,7 +71,7 @@ OF_OTHERS = {
 
 
 @pytest.fixture
-def filled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stored: Any, make: Any, write: Any) -> Path:
+def filled(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stored: Any, make: Any, write: Any) -> Path:
     """A database of two nights in a folder with the files that the examples name."""
     cells = [("torch_loop", 2.0), ("triton_pointer", 1.0)]
     big = {"dims": {"G": 8, "M": 8192, "N": 4096, "K": 64}, "flops": 10**12, "min_bytes": 10**9}
@@ -86,6 +84,8 @@ def filled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stored: Any, make: A
     write(night(0), "before.jsonl")
     write(night(1), "after.jsonl")
     write(night(2, "my-branch"), "branch.jsonl")
+    for name in ("other.db", "damaged.db"):
+        assert cli("ingest", write([make(2)], "other.jsonl"), db=tmp_path / name).exit_code == 0
     shutil.copy(Path(__file__).parents[1] / "data" / "tritonbench_grouped_gemm.json", tmp_path / "tritonbench.json")
     (tmp_path / "times.csv").write_text("op,impl,rows,time\ngemm,a,64,100\ngemm,b,64,120\n")
     for name, content in OF_OTHERS.items():
@@ -103,7 +103,7 @@ def test_examples_run(cli: Cli, filled: Path, example: str) -> None:
         assert cli("ingest", "branch.jsonl").exit_code == 0
     result = cli(*args)
     assert result.exit_code == 0, result.stderr
-    quiet = ("--since", "--limit", "--hardware")  # may rightly match nothing
+    quiet = ("--since", "--limit", "--hardware", "export")  # which may rightly match nothing, or writes a file
     assert result.stdout.strip() or any(flag in args for flag in quiet), result.stderr
 
 
@@ -119,13 +119,14 @@ def test_python_runs(filled: Path, monkeypatch: pytest.MonkeyPatch, capsys: pyte
 
 
 def test_each_command_has_an_example() -> None:
-    assert {
-        name for name in COMMANDS if any(f"{example} ".startswith(f"groupbench {name} ") for example in EXAMPLES)
-    } == {*COMMANDS}
+    for name in COMMANDS:
+        assert any(f"{example} ".startswith(f"groupbench {name} ") for example in EXAMPLES), name
+    assert all(f"\n### {name}\n" in KEEPING for name in KEEP)
 
 
 def test_lists_are_complete() -> None:
     assert all(f"`{name}`" in IMPORTING for name in (*FORMATS, *FIELDS))
+    assert all(f"\n| `{form}` |" in KEEPING for form in export.FORMATS)
     metrics = (GUIDE.parent / "reference" / "metrics.md").read_text(encoding="utf-8")
     elsewhere = ("accuracy", "speedup")
     assert all(f"`{name}`" in metrics for name in known_metrics() if name not in elsewhere)
@@ -133,12 +134,12 @@ def test_lists_are_complete() -> None:
     assert all(name in glossary for name in STATUSES)
 
 
-@pytest.mark.parametrize("text", [HISTORY, COMPARING, IMPORTING], ids=["history", "comparing", "importing"])
-def test_every_option_exists(text: str) -> None:
-    others = {"--output-json", "--output", "--csv", "--benchmark_context", "--db", "--format", "--budget"}
-    others |= {"--json", "--jsonbin", "--export-json", "--metadata"}
-    every = dict(commands(main))
-    names = (*COMMANDS, "db export", "ab", "explain")
-    flags = others | {flag for name in names for part in every[name].params for flag in part.opts}
-    named = set(re.findall(r"(?<![\w-])(--[a-z][\w-]*)", text))
-    assert named <= flags, named - flags
+OF_OTHER_PROGRAMS = {"--groupbench", "--groupbench-records", "--groupbench-wait"}  # pytest's
+OF_OTHER_PROGRAMS |= {"--json", "--export-json", "--jsonbin", "--metadata"}
+
+
+@pytest.mark.parametrize("page", sorted(GUIDE.glob("*.md")), ids=lambda page: page.stem)
+def test_every_option_exists(page: Path) -> None:
+    every = [part for command in (main, tritonbench, *dict(commands(main)).values()) for part in command.params]
+    flags = {flag for part in every for flag in (*part.opts, *part.secondary_opts)} | OF_OTHER_PROGRAMS
+    assert set(re.findall(r"(?<![\w-])(--[a-z][\w-]*)", page.read_text(encoding="utf-8"))) <= flags

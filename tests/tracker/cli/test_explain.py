@@ -9,12 +9,10 @@ from typing import Any
 
 import msgspec
 import pytest
-from click.testing import Result
+from cases import Cli
 
 from groupbench.tracker.facts.kernel_files import KernelFolder
 from groupbench.tracker.facts.record import Code, Kernel, Record
-
-Cli = Callable[..., Result]
 
 OLD = Kernel(
     name="_gemm", hash="a" * 16, registers=168, spills=0, shared_bytes=131072, occupancy=0.125,
@@ -108,9 +106,7 @@ def test_json_has_everything(stored: None, folder: Path, cli: Cli) -> None:
         ("gpu", "no kernels are recorded"),
     ],
 )
-def test_it_says_why_there_is_nothing_to_explain(
-    cli: Cli, write: Callable[..., Path], make: Callable[..., Record], timing: str, reason: str
-) -> None:
+def test_it_says_why_there_is_nothing_to_explain(cli: Cli, write: Any, make: Any, timing: str, reason: str) -> None:
     cli("ingest", write([make(0, timing=timing), make(1, timing=timing)]))
     done = cli("explain", "previous", "latest")
     assert done.exit_code == 3

@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
-from cases import rarely
-from click.testing import Result
+from cases import Cli, rarely, refused
 
 from groupbench.tracker.facts.record import LONGEST_TEXT, Record, encode
 from groupbench.tracker.facts.spelling import canonical
 from groupbench.tracker.store.engine import open_store
 from groupbench.tracker.store.records import stored_records
 from groupbench.tracker.store.verify import verify
-
-Cli = Callable[..., Result]
 
 
 def held(db: Any) -> list[Record]:
@@ -39,18 +35,15 @@ def test_a_latency_that_is_none_is_refused_by_its_line(
     good, bad = encode(make(1)), json.loads(encode(make(1, backend="b")))
     bad["latency"]["bursts_ms"] = [[1.0, "HERE"]]
     line = json.dumps(bad).replace('"HERE"', latency).encode() + b"\n"
-    result = cli("ingest", write([good, line], "bad.jsonl"))
-    assert (result.exit_code, "bad.jsonl: line 2: " in result.stderr) == (2, True)
+    assert "bad.jsonl: line 2: " in refused(cli, "ingest", write([good, line], "bad.jsonl"))
     assert len(held(db)) == 1
 
 
 @pytest.mark.parametrize("samples", [100_000, *rarely(1_000_000)])
 def test_many_samples(stored: Any, make: Any, db: Any, samples: int) -> None:
-    record = make()
     ms = np.random.default_rng(0).normal(1, 0.01, samples).astype(np.float32).astype(np.float64)
     bursts = (tuple(ms[:1].tolist()), tuple(ms[1:].tolist()))
-    record = msgspec.structs.replace(record, latency=msgspec.structs.replace(record.latency, bursts_ms=bursts))
-    stored([record])
+    stored([make(latency={"timing": "gpu", "bursts_ms": bursts})])
     (back,) = held(db)
     assert back.latency is not None and back.latency.bursts_ms == bursts
 
@@ -62,43 +55,15 @@ def test_the_longest_texts(stored: Any, make: Any, db: Any) -> None:
     assert held(db) == [record]
 
 
-@pytest.mark.parametrize("field", ["backend", "commit", *rarely("operator", "shape", "dtype", "mode", "run")])
-def test_a_name_of_ten_megabytes_is_refused(cli: Cli, stored: Any, make: Any, write: Any, db: Any, field: str) -> None:
-    stored([make()])
-    result = cli("ingest", write([make(1), encode_long(make, field)], "long.jsonl"))
-    assert (result.exit_code, "long.jsonl: line 2: " in result.stderr) == (2, True)
-    assert len(result.stderr) < 500
-    assert len(held(db)) == 1
-
-
-def encode_long(make: Any, field: str) -> bytes:
-    line = json.loads(encode(make(2)))
-    place = {"run": ("run", "id"), "commit": ("run", "commit")}.get(field, ("cell", field))
-    if field == "commit":
-        line["run"]["commit"]["hash"] = "x" * 10_000_000
-    else:
-        line[place[0]][place[1]] = "x" * 10_000_000
-    return json.dumps(line).encode()
-
-
 @pytest.mark.parametrize("field", ["plan", "commit", *rarely("operator", "backend", "run")])
 def test_a_name_that_no_index_holds_is_refused_before_the_store(cli: Cli, make: Any, write: Any, field: str) -> None:
-    result = cli("ingest", write([make(**{field: "\U0001f600" * 400})]))
-    assert (result.exit_code, "is longer than 1000 bytes" in result.stderr) == (2, True)
+    assert "is longer than 1000 bytes" in refused(cli, "ingest", write([make(**{field: "\U0001f600" * 400})]))
 
 
 NAMES = [
-    "'; DROP TABLE point; --",
-    '"quoted" and `ticked`',
-    "line\nbreak\r\n\ttab",
-    "<script>alert(1)</script>&amp;",
-    "100% %s %(x)s :name ? {0} $1 \\ \\x00",
-    "日本語 ☃ \U0001f600 e\u0301",
-    "\x1b[31mred\x07",
-    " ",
-    "NULL",
-    "nan",
-    "*[a-z]?",
+    *("'; DROP TABLE point; --", '"quoted" and `ticked`', "line\nbreak\r\n\ttab", "<script>alert(1)</script>&amp;"),
+    *("100% %s %(x)s :name ? {0} $1 \\ \\x00", "日本語 ☃ \U0001f600 e\u0301", "\x1b[31mred\x07", " ", "NULL", "nan"),
+    *("*[a-z]?", "HEAD", "a" * 40 + "\n"),
 ]
 
 
@@ -115,33 +80,8 @@ def test_any_name_comes_back_and_is_found(cli: Cli, stored: Any, make: Any, db: 
         rows = json.loads(cli("history", "--operator", name, "--backend", name, "--format=json").stdout)
         assert [row["operator"] for row in rows] == [name]
         assert cli("gate", "--run", name).exit_code in (0, 3), name
-    for command in (
-        ["history"],
-        ["list", "runs"],
-        ["gate"],
-        ["db", "export", "-", "--format", "csv"],
-        ["history", "--format=md"],
-    ):
-        assert cli(*command).exit_code in (0, 3)
-
-
-@pytest.mark.parametrize(
-    "commit", ["HEAD", "a" * 40 + "\n", *rarely("not a hash", "-1", "0", "deadbeef" * 60)], ids=repr
-)
-def test_a_commit_hash_that_is_no_hash_is_a_name(cli: Cli, stored: Any, make: Any, db: Any, commit: str) -> None:
-    stored([make(commit=commit)])
-    assert held(db)[0].run.commit.hash == commit
-    assert cli("history").exit_code == 0
-    assert cli("list", "commits").exit_code == 0
-
-
-def test_files_in_the_wrong_order_are_the_same_history(cli: Cli, make: Any, write: Any, db: Any) -> None:
-    files = [write([make(night, 1 + night / 100)], f"{night}.jsonl") for night in range(6)]
-    for night in (3, 0, 5, 1, 4, 2):
-        assert cli("ingest", files[night]).exit_code == 0
-    rows = json.loads(cli("history", "--format=json").stdout)
-    assert [row["run"] for row in rows] == [f"run-{night:03d}" for night in range(6)]
-    assert [row["change"] or 0 for row in rows] == pytest.approx([0, 0.01, 0.0099, 0.0098, 0.0097, 0.0096], abs=1e-3)
+    for command in ("history", "list runs", "list commits", "gate", "db export - --format csv", "history --format=md"):
+        assert cli(*command.split()).exit_code in (0, 3)
 
 
 @pytest.mark.parametrize("year", [1, 9999, *rarely(1970, 2100)])

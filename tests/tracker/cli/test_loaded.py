@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from typing import Any
 
 import pytest
-from click.testing import Result
+from cases import Cli
 
 from groupbench.tracker.facts.loaded import loaded_of
-
-Cli = Callable[..., Result]
 
 FILES = {"kern/a.py": "1", "kern/b.py": "2", "tuned.json": "3"}
 OLD = loaded_of(FILES, {"numpy": "2.2.6", "torch": "2.13.0"})

@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import Result
+from cases import Cli
 
 from groupbench.tracker.facts.record import Record, encode
 from groupbench.tracker.night import measuring
 from groupbench.tracker.tools.device_lock import HELD
 
-Cli = Callable[..., Result]
 Make = Callable[..., Record]
 Write = Callable[..., Path]
 
@@ -110,12 +109,6 @@ def test_explain_shows_the_counters_of_both_sides(profiled: None, cli: Cli) -> N
     assert any(line.startswith("dram_mib 96 MiB 144 MiB +50.0") for line in lines)
     (pair,) = json.loads(cli("explain", "previous", "latest", "--format=json").stdout)["profiles"]
     assert pair["metrics"]["dram_mib"] == [96.0, 144.0] and pair["metrics"]["latency"] == [1.0, 2.0]
-
-
-def test_explain_compares_the_counters_of_two_backends(cli: Cli, write: Write, make: Make) -> None:
-    cli("ingest", write([make(0, backend=name, metrics=COUNTERS) for name in ("one", "other")]))
-    done = cli("explain", "latest", "--backend", "one", "--against", "other")
-    assert done.exit_code == 0 and "one" in done.stdout and "→ other" in done.stdout
 
 
 def test_a_later_profile_with_fewer_counters_does_not_hide_the_counters(cli: Cli, write: Write, make: Make) -> None:

@@ -1,4 +1,4 @@
-"""`groupbench tune` hands its arguments to the tuners and returns their exit code."""
+"""`groupbench tune` and `selftest` hand their arguments to another program and return its exit code."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from cases import Cli, refused
 from click.testing import CliRunner
 
 from groupbench.tracker.cli import main
@@ -36,3 +37,23 @@ def test_arguments_are_handed_on(arguments: tuple[str, ...], handed_on: list[str
     command = [sys.executable, "-P", "-m", module.MODULE, *handed_on]
     assert [each[-len(command) :] for each in commands] == [command]
     assert ("groupbench.operators.alone" in commands[0]) == ("--list" not in arguments)  # which measures nothing
+
+
+@pytest.mark.parametrize(("code", "expected"), [(0, 0), (1, 1), (3, 3), (2, 2), (-9, 2)])
+def test_the_exit_code_is_the_suites(code: int, expected: int, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[list[str]] = []
+
+    def run(command: list[str], **named: Any) -> Any:
+        started.append(command)
+        return SimpleNamespace(returncode=code)
+
+    monkeypatch.setattr(subprocess, "run", run)
+    done = cli("selftest", "--integrity", "--device", "cpu", "--cheats", "memo_clone", "--format=json")
+    assert done.exit_code == expected
+    assert started[0][1:] == [
+        *("-P", "-m", "groupbench.operators.integrity", "--device", "cpu", "--only", "memo_clone", "--json"),
+    ]
+
+
+def test_the_tests_must_be_named(cli: Cli) -> None:
+    assert "--integrity" in refused(cli, "selftest")

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cases import refused
 
 from groupbench.tracker.formats import loading
 from groupbench.tracker.tools import progress
@@ -42,9 +43,7 @@ def test_a_folder_and_one_machine_of_it(cli: Any, results: Path) -> None:
     assert "asv results, 5 files: 5 results: 5 points added" in one.stdout
     assert "5 results left out: 5 of another version of the benchmark (bench.time_old)" in one.stdout
     again = cli("import", results)
-    assert (
-        "asv results, 5 files: 5 results: 0 points added, 5 already known (nothing new), 0 series new" in again.stdout
-    )
+    assert "5 files: 5 results: 0 points added, 5 already known (nothing new), 0 series new" in again.stdout
     assert "; 5 files stored before" in again.stdout
     assert points(cli) == 5
 
@@ -89,8 +88,7 @@ def test_an_archive_cannot_write_outside(cli: Any, tmp_path: Path) -> None:
             entry = tarfile.TarInfo(name)
             entry.size = 2
             tar.addfile(entry, io.BytesIO(b"{}"))
-        result = cli("import", archive)
-        assert (result.exit_code, "is outside the archive" in result.stderr) == (2, True)
+        assert "is outside the archive" in refused(cli, "import", archive)
     with tarfile.open(archive, "w") as tar:
         link = tarfile.TarInfo("a.json")
         link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
@@ -118,9 +116,7 @@ def test_a_broken_file_of_a_folder_is_named_and_the_others_are_stored(cli: Any, 
     assert points(cli) == 4
 
 
-def test_an_interrupt_keeps_what_is_stored_and_again_continues(
-    cli: Any, results: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupt_keeps_what_is_stored_and_again_continues(cli: Any, results: Path, monkeypatch: Any) -> None:
     ready = loading.prepare
 
     def stops(source: Any, *args: Any, **named: Any) -> Any:
@@ -144,7 +140,7 @@ def test_processes_store_the_same(cli: Any, results: Path, monkeypatch: pytest.M
     assert points(cli) == 5
 
 
-def test_a_single_file_has_no_progress(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_single_file_has_no_progress(capsys: Any) -> None:
     with progress.Progress(1, "files", interval=0.0) as shown:
         shown._ended.wait(0.05)
     assert capsys.readouterr().err == ""

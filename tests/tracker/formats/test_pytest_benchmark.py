@@ -14,31 +14,14 @@ from groupbench.tracker.formats import Options, load
 
 DOCUMENT: dict[str, Any] = {
     "machine_info": {
-        "node": "box",
-        "processor": "x86_64",
-        "machine": "x86_64",
-        "python_implementation": "CPython",
-        "python_version": "3.12.1",
-        "system": "Linux",
-        "release": "6.1",
-        "cpu": {"brand_raw": "AMD EPYC", "count": 8},
+        "node": "box", "processor": "x86_64", "python_implementation": "CPython", "python_version": "3.12.1",
+        "system": "Linux", "release": "6.1", "cpu": {"brand_raw": "AMD EPYC", "count": 8},
     },
-    "commit_info": {
-        "id": "a" * 40,
-        "time": "2026-01-30T12:00:00+01:00",
-        "dirty": True,
-        "project": "p",
-        "branch": "main",
-    },
+    "commit_info": {"id": "a" * 40, "time": "2026-01-30T12:00:00+01:00", "dirty": True, "branch": "main"},
     "benchmarks": [
         {
-            "group": "sort",
-            "name": "test_sort[64-a]",
-            "fullname": "tests/test_x.py::test_sort[64-a]",
-            "params": {"n": 64, "kind": "a"},
-            "param": "64-a",
-            "extra_info": {},
-            "options": {"timer": "perf_counter"},
+            "group": "sort", "name": "test_sort[64-a]", "fullname": "tests/test_x.py::test_sort[64-a]",
+            "params": {"n": 64, "kind": "a"}, "param": "64-a", "extra_info": {}, "options": {"timer": "perf_counter"},
             "stats": {"min": 0.001, "median": 0.002, "rounds": 3, "data": [0.001, 0.002, 0.003]},
         },
         {"group": None, "name": "test_plain", "fullname": "t.py::test_plain", "params": None, "stats": {"median": 0.5}},
@@ -46,7 +29,7 @@ DOCUMENT: dict[str, Any] = {
     ],
     "datetime": "2026-01-31T12:00:00.5",
     "version": "5.1.0",
-}
+}  # fmt: skip
 
 
 def read(write: Any, change: dict[str, Any] | None = None, **facts: Any) -> tuple[Record, ...]:
@@ -56,11 +39,8 @@ def read(write: Any, change: dict[str, Any] | None = None, **facts: Any) -> tupl
 
 def test_a_file(write: Any) -> None:
     first, second, broken = read(write)
-    assert (first.cell.operator, first.cell.backend, first.cell.shape) == (
-        "tests/test_x.py::test_sort",
-        "sort",
-        "n=64,kind=a",
-    )
+    assert first.cell.operator == "tests/test_x.py::test_sort"
+    assert (first.cell.backend, first.cell.shape) == ("sort", "n=64,kind=a")
     assert first.cell.dims == {"n": 64}
     assert first.latency is not None
     assert first.latency.bursts_ms == (pytest.approx((1.0, 2.0, 3.0)),)
@@ -73,12 +53,8 @@ def test_a_file(write: Any) -> None:
     assert commit.time == datetime(2026, 1, 30, 11, tzinfo=UTC)
     assert first.run.started == datetime(2026, 1, 31, 12, 0, 0, 500000, tzinfo=UTC)
     environment = first.environment
-    assert (environment.cpu, environment.python, environment.os, environment.host) == (
-        "AMD EPYC",
-        "3.12.1",
-        "Linux 6.1",
-        "box",
-    )
+    machine = (environment.cpu, environment.python, environment.os, environment.host)
+    assert machine == ("AMD EPYC", "3.12.1", "Linux 6.1", "box")
 
 
 def test_an_unversioned_tree_needs_a_commit(write: Any) -> None:

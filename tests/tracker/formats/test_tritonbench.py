@@ -148,8 +148,7 @@ def rows(write: Any, *lines: str, name: str = "grouped_gemm.csv", **facts: Any) 
     ],
 )
 def test_text_is_a_status_and_never_a_number(write: Any, cell: str, status: str) -> None:
-    good, other = rows(write, "x_val;a-latency;b-latency", f"1;0.5;{cell}")
-    assert good.status == "ok"
+    _, other = rows(write, "x_val;a-latency;b-latency", f"1;0.5;{cell}")
     assert other.status == status
     assert (other.latency is not None) == (status == "ok")
     assert status == "ok" or other.message
@@ -171,11 +170,6 @@ def test_inputs_that_x_does_not_tell_apart(write: Any) -> None:
     imported = rows(write, "x_val;a-latency", "64;0.1", "64;0.2", "64;0.3")
     assert [r.cell.shape for r in imported] == ["x_val=64", "x_val=64#2", "x_val=64#3"]
     assert {r.cell.dims["x_val"] for r in imported} == {64}
-
-
-def test_two_columns_of_one_name_are_refused(write: Any) -> None:
-    with pytest.raises(IngestError, match="2 columns are named 'a-latency'"):
-        rows(write, "x_val;a-latency;a-latency", "64;0.1;0.2")
 
 
 def test_an_x_that_names_the_whole_shape(write: Any) -> None:
@@ -217,11 +211,6 @@ def test_other_metrics_are_counted(write: Any) -> None:
 def test_the_operator_is_in_the_name_of_the_file(write: Any, name: str, facts: Any, operator: str) -> None:
     (record,) = rows(write, "x_val;a-latency", "1;0.1", name=name, **facts)
     assert record.cell.operator == operator
-    assert (record.cell.mode, record.cell.dtype) == (("bwd", "bf16") if "bwd" in name else record_mode(record))
-
-
-def record_mode(record: Record) -> tuple[str, str]:
-    return "fwd", "fp8" if record.cell.operator.startswith("fp8") else "unknown"
 
 
 @pytest.mark.parametrize(
@@ -246,25 +235,17 @@ def test_a_negative_x_and_an_empty_one() -> None:
 
 def test_the_object_that_its_ci_writes(write: Any) -> None:
     env = {
-        "benchmark_date": "20260130210500",
-        "device": "NVIDIA H100",
-        "cuda_version": "13.0",
-        "pytorch_commit": "a" * 40,
-        "triton_commit": "unknown",
-        "tritonbench_commit": "c" * 40,
+        "benchmark_date": "20260130210500", "device": "NVIDIA H100", "cuda_version": "13.0",
+        "pytorch_commit": "a" * 40, "triton_commit": "unknown", "tritonbench_commit": "c" * 40,
         "tritonbench_branch": "main",
-    }
+    }  # fmt: skip
     content = {"name": "nightly", "env": env, "metrics": json.loads(JSON.read_text())}
     (first, *_) = load(write([json.dumps(content).encode()], "ci.json")).records
     assert first.run.started == datetime(2026, 1, 30, 21, 5, tzinfo=UTC)
     assert (first.run.commit.hash, first.run.commit.branch) == ("c" * 40, "main")
     environment = first.environment
-    assert (environment.gpu, environment.cuda, environment.torch, environment.triton) == (
-        "NVIDIA H100",
-        "13.0",
-        "a" * 40,
-        None,
-    )
+    versions = (environment.gpu, environment.cuda, environment.torch, environment.triton)
+    assert versions == ("NVIDIA H100", "13.0", "a" * 40, None)
 
 
 KEY = '"tritonbench_op_fwd[x_1-a]_latency"'
@@ -294,6 +275,7 @@ def test_what_is_wrong_with_a_json(write: Any, content: str, message: str) -> No
         (["x_val;a-tflops", "1;2"], "line 1: no column is named BACKEND-latency"),
         (["x_val;a-latency", "1;2;3"], "line 2: 3 cells for 2 columns"),
         (["x_val;a-latency"], "contains no results"),
+        (["x_val;a-latency;a-latency", "64;0.1;0.2"], "2 columns are named 'a-latency'"),
     ],
 )
 def test_what_is_wrong_with_a_csv(write: Any, lines: list[str], message: str) -> None:
@@ -327,6 +309,7 @@ def test_what_export_writes_comes_back(cli: Any, stored: Any, make: Any, tmp_pat
             make(0, ms=2.0, cell={**at_rest["cell"], "flops": 10**12}),
             make(0, backend="gone", status="oom", **at_rest),
             make(0, backend="bad", status="wrong", **at_rest),
+            make(0, backend="left out", status="unavailable", **at_rest),
             make(0, backend="interpreted", timing="interpreted", **at_rest),
         ]
     )
@@ -335,12 +318,8 @@ def test_what_export_writes_comes_back(cli: Any, stored: Any, make: Any, tmp_pat
     loaded = load(path)
     assert loaded.title == "oss_ci_benchmark_v3"
     of = {record.cell.backend: record for record in loaded.records}
-    assert {name: record.status for name, record in of.items()} == {
-        "triton": "ok",
-        "gone": "oom",
-        "bad": "wrong",
-        "interpreted": "ok",
-    }
+    statuses = {name: record.status for name, record in of.items()}
+    assert statuses == {"triton": "ok", "gone": "oom", "bad": "wrong", "interpreted": "ok"}
     good = of["triton"]
     assert good.latency is not None
     assert good.latency.bursts_ms == ((pytest.approx(2.0, rel=1e-2),),)

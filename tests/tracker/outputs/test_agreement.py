@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import replace
-from datetime import UTC, datetime
 
 import pytest
 from hypothesis import given
@@ -16,35 +15,23 @@ from groupbench.tracker.ab.side import AbSide
 from groupbench.tracker.cli import gate as terminal
 from groupbench.tracker.cli.ab import COLUMNS, as_row
 from groupbench.tracker.facts.metrics import relative
-from groupbench.tracker.facts.record import Environment
-from groupbench.tracker.facts.verdicts import Verdict
 from groupbench.tracker.judge.parts import effect_on_latency
-from groupbench.tracker.judge.spans import Span
 from groupbench.tracker.judge.verdicts import PIN, Effect, Gate, Judged
 from groupbench.tracker.outputs import junit, summary
 from groupbench.tracker.outputs.result import GateResult
-from groupbench.tracker.query.rows import EnvironmentRow, PointRow, RunRow, SeriesRow
 from groupbench.tracker.report.views import Addresses, changed
 from groupbench.tracker.serve import render as dashboard
 from groupbench.tracker.serve.verdict import _changed
 from groupbench.tracker.stats import sequential
 from groupbench.tracker.stats.predict import Predicted
 
-SERIES = SeriesRow(1, "gemm", "triton", "fwd", "bf16", "N=1", "builtin", "cooled", "H100", 0, {}, None, None)
+from .test_outputs import judged, run_row
 
 
-def run_row(pk: int) -> RunRow:
-    night = datetime(2026, 1, 14, 3, tzinfo=UTC)
-    return RunRow(pk, f"run-{pk}", f"{pk:040x}", False, "main", "fix", night, "nightly", None)
-
-
-def point_row(ms: float, run: RunRow) -> PointRow:
-    return PointRow(
-        pk=1, series=SERIES, run=run, environment=EnvironmentRow(1, "e", Environment(device="cuda")), status="ok",
-        message=None, baseline=False, timing="gpu", median_ms=ms, low_ms=ms, high_ms=ms, error=0.001, prepare_ms=None,
-        enqueue_ms=None, rms=1e-3, max_abs=None, worst_block_rms=None, mismatch=None, unwritten=None, repeatable=True,
-        kernel_hash=None, duration_s=3.0,
-    )  # fmt: skip
+def row_of(effect: Effect, what: str = "latency", newest_ms: float = 1.0) -> Judged:
+    row = judged(1, "improved" if (effect.change or 0) < 0 else "regressed", "", effect=effect, what=what)
+    assert row.point is not None
+    return replace(row, point=replace(row.point, median_ms=newest_ms, rms=1e-3))
 
 
 effects = st.builds(
@@ -53,13 +40,6 @@ effects = st.builds(
     st.one_of(st.floats(-0.4, -0.003), st.floats(0.003, 0.4)),
     st.sampled_from([3e-4, 0.01, 0.1]),
 )
-
-
-def judged(effect: Effect, newest_ms: float = 1.0) -> Judged:
-    assert effect.change is not None
-    verdict = Verdict.REGRESSED if effect.change > 0 else Verdict.IMPROVED
-    span = Span(run_row(2), run_row(3))
-    return Judged(SERIES, verdict, point_row(newest_ms, run_row(3)), "latency", effect=effect, span=span)
 
 
 def number_in(text: str) -> float:
@@ -78,7 +58,7 @@ def check(before: str | float, now: str | float, change: str | float, ends: list
 @given(effects, st.booleans(), st.floats(1e-3, 50))
 def test_the_numbers_of_the_gates_tables_agree(effect: Effect, pinned: bool, newest_ms: float) -> None:
     """In the terminal, in a summary or comment, in JUnit and on the report page, whatever the newest result is."""
-    row = replace(judged(effect, newest_ms), what=PIN if pinned else "latency")
+    row = row_of(effect, PIN if pinned else "latency", newest_ms)
     percents = [100 * end for end in (row.effect.low, row.effect.high) if end is not None]
     slack = 0.051 + 0.0056 * max(map(abs, percents))  # of rounding, such as 10.04 to 10.0×
     ends = [percents[0] - slack, percents[1] + slack]
@@ -86,7 +66,7 @@ def test_the_numbers_of_the_gates_tables_agree(effect: Effect, pinned: bool, new
     cells = terminal.cells(row)
     check(cells["was"], cells["now"], cells["change"], ends)
 
-    page = summary.render(GateResult(Gate(run_row(1), (row,), 0, "")))
+    page = summary.render(GateResult(Gate(run_row(), (row,), 0, "")))
     (line,) = [line for line in page.splitlines() if " ms |" in line][:1]
     before, now, change, interval = [cell.strip() for cell in line.split("|")][5:9]
     check(before, now, change, ends)
@@ -107,8 +87,8 @@ def test_the_numbers_of_the_gates_tables_agree(effect: Effect, pinned: bool, new
 def texts_of(row: Judged) -> list[list[str]]:
     """Return (change, before, now) of a row in the terminal, in a summary, on the report page and on the dashboard."""
     cells = terminal.cells(row)
-    page = summary.render(GateResult(Gate(run_row(1), (row,), 1, "")))  # type: ignore[arg-type]
-    (line,) = [line for line in page.splitlines() if line.startswith("| `gemm`") and f"| {row.what} |" in line]
+    page = summary.render(GateResult(Gate(run_row(), (row,), 1, "")))  # type: ignore[arg-type]
+    (line,) = [line for line in page.splitlines() if line.startswith("| `grouped_gemm`") and f"| {row.what} |" in line]
     before, now, change = [cell.strip() for cell in line.split("|")][5:8]
     report = changed([row], Addresses({}, None)).rows[0]  # type: ignore[arg-type]
     stored = _changed(row)
@@ -124,31 +104,32 @@ def texts_of(row: Judged) -> list[list[str]]:
     ]
 
 
-def test_the_numbers_of_an_error_are_not_those_of_the_latency() -> None:
-    """A kernel that got faster and less accurate has one row."""
-    effect = Effect(before_ms=1.0, before_rms=1e-4, change=-0.2, low=-0.21, high=-0.19)
-    row = Judged(SERIES, Verdict.REGRESSED, point_row(0.8, run_row(1)), "accuracy", effect=effect)
-    assert texts_of(row) == [["10.0×", "0.0001 rms", "0.001 rms"]] * 4
-    assert "interval" not in junit._details(row)
-
-
 @pytest.mark.parametrize(
     ("what", "effect", "texts"),
     [
         ("spills", Effect(before=24.0, change=1.0, low=0.9, high=1.1), ["+100.0%", "24 B", "48 B"]),
         ("kernels", Effect(before=2.0, change=0.5), ["+50.0%", "2 kernels", "3 kernels"]),
         ("latency", Effect(1.0, change=0.03), ["+3.0%", "1.000 ms", "1.030 ms"]),
+        # A kernel that got faster and less accurate has one row, of the error.
+        (
+            "accuracy",
+            Effect(1.0, before_rms=1e-4, change=-0.2, low=-0.21, high=-0.19),
+            ["10.0×", "0.0001 rms", "0.001 rms"],
+        ),
     ],
 )
 def test_the_outputs_show_the_same_levels(what: str, effect: Effect, texts: list[str]) -> None:
-    row = Judged(SERIES, Verdict.REGRESSED, point_row(0.8, run_row(1)), what, effect=effect)
+    row = row_of(effect, what, 0.8)
     assert texts_of(row) == [texts] * 4
-    assert f"{what} {texts[1]} → {texts[2]}" in junit.message(row)
+    if what == "accuracy":
+        assert "interval" not in junit._details(row)
+    else:
+        assert f"{what} {texts[1]} → {texts[2]}" in junit.message(row)
 
 
 def test_a_large_change_is_a_factor_everywhere() -> None:
-    row = Judged(SERIES, Verdict.REGRESSED, point_row(60.8, run_row(1)), "latency", effect=Effect(1.0, change=59.8))
-    result = GateResult(Gate(run_row(1), (row,), 1, ""))  # type: ignore[arg-type]
+    row = row_of(Effect(1.0, change=59.8), newest_ms=60.8)
+    result = GateResult(Gate(run_row(), (row,), 1, ""))  # type: ignore[arg-type]
     assert "| 60.8× |" in summary.render(result)
     assert junit.message(row) == "regressed: latency 1.000 ms → 60.80 ms, 60.8×"
     assert result.groups[0].change == "60.8×"
@@ -185,5 +166,5 @@ def test_the_numbers_of_an_ab_agree(blocks: list[tuple[float, float]], base_ms: 
 
 
 def test_the_latency_of_a_row_about_a_pin_is_the_level_of_its_effect() -> None:
-    row = replace(judged(Effect(1.0, change=0.1)), what=PIN, effect=Effect(2.0, change=0.05, low=0.04, high=0.06))
+    row = row_of(Effect(2.0, change=0.05, low=0.04, high=0.06), PIN)
     assert row.latency_now == 2.1

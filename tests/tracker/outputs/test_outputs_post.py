@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -13,12 +13,12 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
+from cases import Cli, refused
 from click.testing import Result
 
 from groupbench.tracker.facts.errors import OutputError
 from groupbench.tracker.outputs import comment, http, post
 
-Cli = Callable[..., Result]
 pytestmark = pytest.mark.sqlite
 
 TOKEN = "ghp_verysecret123"
@@ -187,10 +187,8 @@ def test_a_mark_of_somebody_else_is_left_alone(cli: Cli, forge: Forge, page: Pat
     forge.add(page.read_text() + "mine!", "mallory")
     forge.add("quoted: " + page.read_text(), "me")
     assert "created" in cli("post", page).stderr
-    assert [entry["body"] for entry in forge.comments[:2]] == [
-        page.read_text() + "mine!",
-        "quoted: " + page.read_text(),
-    ]
+    assert [entry["body"][-5:] for entry in forge.comments] == ["mine!", page.read_text()[-5:], page.read_text()[-5:]]
+    assert forge.comments[1]["body"].startswith("quoted: ")
 
 
 def test_a_workflows_token_edits_what_a_program_wrote(cli: Cli, forge: Forge, page: Path) -> None:
@@ -205,19 +203,13 @@ def test_a_workflows_token_edits_what_a_program_wrote(cli: Cli, forge: Forge, pa
     assert [entry["body"] == page.read_text() for entry in forge.comments] == [False, False, True]
 
 
-def test_two_plans_have_a_comment_each(cli: Cli, forge: Forge, page: Path) -> None:
-    assert comment.mark("a", "H100") != comment.mark("a", "H200")
-    cli("post", page)
-    page.write_text(f"{comment.mark('nightly', 'H200')}\nok\n")
-    assert "created" in cli("post", page).stderr
-
-
 def test_any_text_from_a_pipe(cli: Cli, forge: Forge) -> None:
     assert cli("post", "-", stdin=b"| a |\n").exit_code == 0
     assert comment.mark_of(forge.comments[0]["body"])
     assert "edited" in cli("post", "-", stdin=("😀 x\n" * 40_000).encode()).stderr
     assert len(forge.comments[0]["body"].encode()) < 65_536
     assert "created" in cli("post", "-", "--key", "other", stdin=b"x").stderr
+    assert comment.mark("a", "H100") != comment.mark("a", "H200")
     assert len(forge.comments) == 2
 
 
@@ -250,38 +242,28 @@ def test_limits_are_waited_out(
     assert waits == [7.0]
 
 
-def test_a_limit_of_an_hour_is_not_waited_for(cli: Cli, forge: Forge, page: Path, waits: list[float]) -> None:
-    spent = {"X-RateLimit-Remaining": "0", "X-RateLimit-Reset": "99999999999"}
-    forge.plan["GET"] = [(403, spent, {"message": "API rate limit exceeded"}, False)]
-    result = cli("post", page)
-    assert result.exit_code == 2
-    assert "API rate limit exceeded" in result.stderr
-    assert waits == []
+SPENT = {"X-RateLimit-Remaining": "0", "X-RateLimit-Reset": "99999999999"}
+REFUSALS: dict[str, tuple[tuple[int, dict[str, str], Any], str, int]] = {
+    "a limit of an hour": ((403, SPENT, {"message": "API rate limit exceeded"}), "API rate limit exceeded", 1),
+    "ill for long": ((500, {}, None), "GET /user at 127.0.0.1: 500.*given up after 5 attempts", 5),
+    "a wrong token": (
+        (401, {}, {"message": f"Bad credentials {TOKEN}"}),
+        r"401 Bad credentials \*\*\*; check that the token is correct and still valid", 1,
+    ),
+    "another server": ((302, {"Location": "http://127.0.0.1:9/elsewhere"}, None), "it has moved", 1),
+}  # fmt: skip
 
 
-def test_a_server_that_stays_ill_is_given_up(cli: Cli, forge: Forge, page: Path, waits: list[float]) -> None:
-    forge.plan["GET"] = [(500, {}, None, False)] * 9
+@pytest.mark.parametrize(("response", "message", "requests"), REFUSALS.values(), ids=REFUSALS)
+def test_a_refusal_says_why_and_never_the_token(
+    cli: Cli, forge: Forge, page: Path, waits: list[float], response: Any, message: str, requests: int
+) -> None:
+    forge.plan["GET"] = [(*response, False)] * 9
     result = cli("post", page)
-    assert result.exit_code == 2
-    assert re.search(r"GET /user at 127.0.0.1: 500.*given up after 5 attempts", result.stderr)
-    assert sum(waits) <= http.RETRY_WAIT_S
+    assert (result.exit_code, forge.requests) == (2, ["GET /user"] * requests)
+    assert re.search(message, result.stderr)
+    assert (sum(waits) <= http.RETRY_WAIT_S, len(waits)) == (True, requests - 1)
     no_secret(result)
-
-
-def test_a_refusal_says_why_and_never_the_token(cli: Cli, forge: Forge, page: Path) -> None:
-    forge.plan["GET"] = [(401, {}, {"message": f"Bad credentials {TOKEN}"}, False)]
-    result = cli("post", page)
-    assert result.exit_code == 2
-    assert "401 Bad credentials ***; check that the token is correct and still valid" in result.stderr
-    no_secret(result)
-
-
-def test_the_token_goes_to_no_other_server(cli: Cli, forge: Forge, page: Path) -> None:
-    forge.plan["GET"] = [(302, {"Location": f"{forge.url}/elsewhere"}, None, False)]
-    result = cli("post", page)
-    assert result.exit_code == 2
-    assert "it has moved" in result.stderr
-    assert forge.requests == ["GET /user"]
 
 
 def test_nobody_there(cli: Cli, forge: Forge, page: Path, waits: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -347,9 +329,7 @@ def test_a_dry_run_asks_nobody(cli: Cli, forge: Forge, page: Path, monkeypatch: 
 def test_a_file_without_a_comment(cli: Cli, forge: Forge, tmp_path: Path, text: str | None, message: str) -> None:
     if text is not None:
         (tmp_path / "x.md").write_text(text)
-    result = cli("post", tmp_path / "x.md")
-    assert result.exit_code == 2
-    assert message in result.stderr
+    assert message in refused(cli, "post", tmp_path / "x.md")
 
 
 # ---- the webhook
@@ -373,14 +353,6 @@ def test_only_a_change_is_sent_unless_always(cli: Cli, forge: Forge, night: Any)
     assert forge.received[1]["text"].startswith("GATE regression: 1 series regressed")
     assert forge.received[1]["blocks"][0]["type"] == "header"
     assert forge.tokens == {None}
-
-
-def test_the_webhook_is_tried_again(cli: Cli, forge: Forge, night: Any, waits: list[float]) -> None:
-    night()
-    forge.plan["POST"] = [(500, {}, None, False), (429, {"Retry-After": "3"}, None, False)]
-    assert cli("gate", "-o", "webhook").exit_code == 1
-    assert waits == [1.0, 3.0]
-    assert len(forge.received) == 3
 
 
 def test_a_webhook_that_refuses_is_2_and_its_url_stays_secret(cli: Cli, forge: Forge, night: Any) -> None:
@@ -416,19 +388,10 @@ def test_examples_of_the_page_run(
     assert result.stdout
 
 
-def test_the_page_lists_every_format_and_verdict_and_no_other_option() -> None:
-    import click
-
-    from groupbench.tracker.cli import main
+def test_the_page_lists_every_format_and_verdict() -> None:
     from groupbench.tracker.facts.verdicts import Verdict
     from groupbench.tracker.outputs import FORMATS
 
     assert all(f"| `{form}` |" in SECTION for form in FORMATS)
     assert all(f"`{verdict}`" in SECTION for verdict in Verdict if verdict is not Verdict.UNKNOWN)
     assert {example.split()[1] for example in EXAMPLES} == {"gate", "post"}
-    flags: set[str] = set()
-    for name in ("gate", "post"):
-        command = main.get_command(click.Context(main), name)
-        assert command is not None
-        flags |= {flag for parameter in command.params for flag in parameter.opts}
-    assert set(re.findall(r"(?<![\w-])(--[a-z][\w-]*)", SECTION)) <= flags

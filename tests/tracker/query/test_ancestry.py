@@ -1,8 +1,9 @@
-"""The order of commits, and the newest results of every series."""
+"""The order of commits, their names, and the newest results of every series."""
 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 from dataclasses import fields
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -13,13 +14,16 @@ import pytest
 from cases import rarely
 from hypothesis import given
 from hypothesis import strategies as st
-from sqlalchemy import event
+from sqlalchemy.orm import Session
 
+from groupbench.tracker.facts.errors import QueryError
 from groupbench.tracker.facts.record import STATUSES, Record
 from groupbench.tracker.judge.recent import Recent, recent_points
 from groupbench.tracker.query.ancestry import CommitNode, ancestors, commit_order, ordered
 from groupbench.tracker.query.lines import CommitLine
-from groupbench.tracker.store.engine import Store
+from groupbench.tracker.query.resolve import resolve_commit
+from groupbench.tracker.query.rows import State
+from groupbench.tracker.store.engine import Store, open_store
 from groupbench.tracker.store.ingest import ingest
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -108,22 +112,6 @@ def test_recent_points_are_the_newest_by_time(opened: Store, make: Any) -> None:
         assert recent.of(10_000) == slice(0, 0)
 
 
-def test_recent_points_of_one_series_do_not_read_the_others(opened: Store, make: Any) -> None:
-    """A page of one series took a second if every run measures 20,000."""
-    records = [make(night, 1 + night / 10, backend=f"b{i}") for night in range(5) for i in range(60)]
-    ingest(opened, enumerate(records, 1), "file")
-    with opened.read() as session:
-        every = recent_points(session, 3)
-        key = int(every.series[30])
-        statements: list[str] = []
-        event.listen(opened.engine, "before_cursor_execute", lambda *event_args: statements.append(event_args[2]))
-        one = recent_points(session, 3, series=[key])
-    assert one.series.tolist() == [key]
-    assert one.run.tolist() == every.run[every.of(key)].tolist()
-    assert one.median_ms.tolist() == every.median_ms[every.of(key)].tolist()
-    assert sum("median_ms" in statement for statement in statements) == 1  # not one of each run
-
-
 @pytest.mark.parametrize("newest", [(5,), *rarely(((1, 2, 100),))])
 def test_recent_points_by_key_are_those_of_a_scan(
     newest: tuple[int, ...], opened: Store, make: Any, monkeypatch: pytest.MonkeyPatch
@@ -181,3 +169,75 @@ def test_recent_points_of_nothing(opened: Store) -> None:
     with opened.read() as session:
         recent = recent_points(session, 5)
     assert (len(recent.series), len(recent.run), recent.starts.tolist()) == (0, 0, [0])
+
+
+COMMITS = ("a" * 40, "ab" + "c" * 38, "d" * 40)
+
+
+@pytest.fixture
+def session(stored: Any, make: Any, db: Any) -> Iterator[Session]:
+    """Return a session on three commits of main, then dirty trees of the second of them and of a fourth."""
+    main = {"branch": "main"}
+    stored([make(n, commit=hash_, commit_facts=main) for n, hash_ in enumerate(COMMITS)])
+    stored(
+        [
+            make(3, commit=COMMITS[1], commit_facts={"dirty": True}),
+            make(4, commit="e" * 40, commit_facts={"dirty": True}),
+        ]
+    )
+    with open_store(db, create=False) as store, store.read() as session:
+        yield session
+
+
+@pytest.mark.parametrize(
+    ("word", "state"),
+    [
+        ("latest", State("e" * 40, True)),
+        ("previous", State(COMMITS[2], False)),
+        ("main", State(COMMITS[2], False)),
+        ("aa", State(COMMITS[0], False)),
+        ("ab", State(COMMITS[1], False)),
+        ("ab+", State(COMMITS[1], True)),
+        ("e", State("e" * 40, True)),
+        (COMMITS[2], State(COMMITS[2], False)),
+    ],
+)
+def test_stored_words_are_resolved_without_asking(session: Session, word: str, state: State) -> None:
+    def refuse(name: str) -> str | None:
+        raise AssertionError(f"asked about {name}")
+
+    assert resolve_commit(session, word) == resolve_commit(session, word, refuse) == state
+
+
+def test_a_commit_that_is_measured_late_is_not_the_latest(stored: Any, make: Any, db: Any) -> None:
+    first, second, third = "1" * 40, "2" * 40, "3" * 40
+    main = {"branch": "main"}
+    stored([make(0, commit=third, commit_facts=main | {"parents": (second,)})])
+    stored([make(1, commit=second, commit_facts=main | {"parents": (first,)})])  # as a backfill does
+    stored([make(2, commit=first, commit_facts=main)])
+    with open_store(db, create=False) as store, store.read() as session:
+        commits = [resolve_commit(session, word).commit for word in ("latest", "previous", "main")]
+    assert commits == [third, second, third]
+
+
+@pytest.mark.both
+def test_an_unknown_word_is_looked_up(session: Session) -> None:
+    names = {"v1": COMMITS[0], "HEAD": "f" * 40}
+    assert resolve_commit(session, "v1", names.get) == State(COMMITS[0], False)
+    with pytest.raises(QueryError, match="'HEAD' is commit ffffffffffff, which has no stored run"):
+        resolve_commit(session, "HEAD", names.get)
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("v1", "no commit or branch 'v1'"),
+        ("+", "no commit or branch '\\+'"),
+        ("", "no commit or branch ''"),
+        ("a", "commit 'a' is ambiguous: aaaaaaaaaaaa, abcccccccccc"),
+        ("aa+", "commit 'aa' has no run with uncommitted changes; leave out the +"),
+    ],
+)
+def test_a_word_that_stands_for_no_commit_is_refused(session: Session, word: str, message: str) -> None:
+    with pytest.raises(QueryError, match=message):
+        resolve_commit(session, word)

@@ -8,13 +8,12 @@ from typing import Any
 
 import msgspec
 import pytest
-from click.testing import Result
+from cases import Cli
 
 from groupbench.tracker.cli.history_plot import trends
 from groupbench.tracker.facts.record import Record
 from groupbench.tracker.tools import git
 
-Cli = Callable[..., Result]
 Stored = Callable[..., Any]
 MS = (0.20, 0.56, 0.57)
 """By commit."""

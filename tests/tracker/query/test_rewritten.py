@@ -94,9 +94,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_a_rewritten_branch(
-    stored: Any, make: Any, db: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: Case
-) -> None:
+def test_a_rewritten_branch(stored: Any, make: Any, db: Any, tmp_path: Path, monkeypatch: Any, case: Case) -> None:
     repository = tmp_path / "repository"
     repository.mkdir()
     monkeypatch.chdir(repository)

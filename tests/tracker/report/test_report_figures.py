@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from click.testing import Result
+from cases import Cli
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -37,8 +37,6 @@ from groupbench.tracker.store.engine import open_store
 
 from ..conftest import backfilled
 
-Cli = Callable[..., Result]
-HISTORY = sorted((Path(__file__).parents[2] / "data" / "h100").glob("*.jsonl"))
 SERIES = SeriesRow(
     1, "gemm", "triton", "fwd", "bf16", "G=4,N=64", "builtin", "cooled", "H100", 0, {"G": 4, "N": 64}, 1, 1
 )
@@ -342,9 +340,7 @@ def test_speeds_are_of_one_run_and_environment(stored: Any, make: Any, report: A
     assert (old.problem, old.older, old.run.run) == ("old", True, "run-000")
 
 
-def test_many_series_leave_room_for_fewer_runs(
-    stored: Any, make: Any, report: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_many_series_leave_room_for_fewer_runs(stored: Any, make: Any, report: Any, monkeypatch: Any) -> None:
     stored([make(night, backend=backend) for night in range(6) for backend in "abc"])
     monkeypatch.setattr("groupbench.tracker.report.gather.POINTS", 10)
     assert [run.id for run in report().runs] == ["run-003", "run-004", "run-005"]
@@ -439,18 +435,12 @@ def test_ceilings_are_of_the_same_run_and_environment(stored: Any, make: Any, re
     assert canary.roofline is None
 
 
-@pytest.mark.parametrize(
-    ("records", "missing"),
-    [
-        pytest.param(lambda make: [make(**WORK)], "No ceilings were measured", id="no canary"),
-        pytest.param(lambda make: [make(**WORK), canaries(make, 0)[0]], "No ceilings were measured", id="only a copy"),
-    ],
-)
-def test_without_ceilings_or_work_it_says_so(stored: Any, make: Any, report: Any, records: Any, missing: str) -> None:
-    stored(records(make))
+@pytest.mark.parametrize("canary", [0, 1], ids=["no canary", "only a copy"])
+def test_without_ceilings_or_work_it_says_so(stored: Any, make: Any, report: Any, canary: int) -> None:
+    stored([make(**WORK), *canaries(make, 0)[:canary]])
     page = next(page for page in report().pages if page.name == "grouped_gemm")
     assert page.roofline.ceilings is None
-    assert missing in page.roofline.missing
+    assert "No ceilings were measured" in page.roofline.missing
 
 
 @pytest.mark.parametrize("fields", [{}, {"timing": "interpreted", **WORK}], ids=["no flops", "interpreted"])
@@ -473,17 +463,6 @@ def test_long_shapes_are_cut_in_the_middle() -> None:
     assert label.startswith("G=128,1|")
     assert label.endswith("1|N=64 bf16")
     assert len(label) < 70
-
-
-def test_a_real_history_has_its_ceilings_and_its_backends(cli: Cli, report: Any) -> None:
-    assert cli("ingest", *map(str, HISTORY)).exit_code == 0
-    limited = report(limit=50)
-    page = limited.pages[0]
-    assert [one.backends[0] for one in page.speeds] == ["torch_loop", "aten_grouped_mm"]
-    assert [len(one.rows) for one in page.speeds] == [17, 2]
-    assert page.roofline.ceilings.tflops == pytest.approx(801.9, abs=0.1)
-    assert page.roofline.ceilings.gbps == pytest.approx(2965, abs=1)
-    assert len(page.histories) == 141
 
 
 @pytest.mark.parametrize(("driver", "speedup"), [("570.1", 2.0), ("580.1", None)])

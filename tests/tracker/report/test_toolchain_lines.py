@@ -7,23 +7,18 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from click.testing import Result
+from cases import Cli
 
 from groupbench.tracker.judge.gate import judge_run
 from groupbench.tracker.query.resolve import find_run
 from groupbench.tracker.report.figures import history_plots
 from groupbench.tracker.report.gather import gather
-from groupbench.tracker.report.shown import (
-    ShownHistory,
-)
+from groupbench.tracker.report.shown import ShownHistory
 from groupbench.tracker.store import comparisons
 from groupbench.tracker.store.comparisons import Compared
 from groupbench.tracker.store.engine import open_store
 
 from .test_report_figures import RUNS, by_name, history
-
-Cli = Callable[..., Result]
-
 
 # ---- several toolchains
 
@@ -40,9 +35,7 @@ def shown_of(cli: Cli, stored: Callable[..., Any], db: Any, records: list[Any]) 
     return report.pages[0].histories[0]
 
 
-def test_toolchains_in_turns_have_a_line_each(
-    cli: Cli, stored: Callable[..., Any], db: Any, make: Callable[..., Any]
-) -> None:
+def test_toolchains_in_turns_have_a_line_each(cli: Cli, stored: Any, db: Any, make: Any) -> None:
     nights = [make(n, ms=0.9 if n % 2 else 1.0, **(NEW if n % 2 else OLD)) for n in range(20)]
     nights[7] = make(7, status="oom", **NEW)
     shown = shown_of(cli, stored, db, nights)

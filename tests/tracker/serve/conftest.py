@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import Result
+from cases import Cli
 from starlette.testclient import TestClient
 
 from groupbench.tracker.serve.answers import Answers
 from groupbench.tracker.serve.app import create_app
 
-Cli = Callable[..., Result]
+Act = Callable[..., Any]
 Client = Callable[..., TestClient]
 
 BREAKING = """</script><script>alert(1)</script> "quoted" 'it' & <b>%s</b> {{ 7*7 }}"""
@@ -34,7 +34,7 @@ def bearer(token: str) -> dict[str, str]:
 
 
 @pytest.fixture
-def act(bearer: dict[str, str]) -> Callable[..., Any]:
+def act(bearer: dict[str, str]) -> Act:
     """Deal with the first alert by the form, with the token or with other headers."""
 
     def act(client: TestClient, headers: Any = bearer, **fields: Any) -> Any:

@@ -160,19 +160,6 @@ def test_a_view_is_shared_by_its_address(address: str, browse: Browse) -> None:
     assert "regressed" in page.locator("main table tbody").inner_text()
 
 
-@pytest.mark.exhaustive  # the script is that of the report, whose browser tests it
-def test_tables_sort_by_their_heads_and_keys_lead_everywhere(address: str, browse: Browse) -> None:
-    page = browse(f"{address}/series")
-    backends = page.locator("main table tbody tr td:nth-child(2)")
-    page.get_by_role("button", name="backend").click()
-    assert backends.all_inner_texts() == sorted(backends.all_inner_texts())
-    page.keyboard.press("Enter")
-    assert backends.all_inner_texts() == sorted(backends.all_inner_texts(), reverse=True)
-    page.goto(address)
-    page.keyboard.press("Tab")
-    assert page.locator(":focus").inner_text() == "Skip to the content"
-
-
 PAGES = ("/", "/series/1", "/compare?a=000&b=main", "/incidents")
 MORE = (
     *("/runs", "/runs/run-007?verdict=1", "/series", "/points/1.8", "/operators", "/operators/grouped_gemm"),
@@ -191,15 +178,6 @@ def test_nothing_is_wider_than_a_phone(address: str, browse: Browse, path: str) 
     boxes = tables.evaluate_all("nodes => nodes.map(node => [node.ariaLabel, node.scrollWidth, node.clientWidth])")
     assert [name for name, wide, window in boxes if wide > window] == []
     assert page.evaluate("document.documentElement.scrollWidth") == 390  # `innerWidth` grows with the page
-
-
-@pytest.mark.exhaustive  # by default, a phone's window, which is narrower
-def test_no_page_is_wider_than_a_desktop(address: str, browse: Browse) -> None:
-    page = browse(address, viewport={"width": 1280, "height": 800})
-    for path in (*PAGES, *MORE):
-        page.goto(address + path)
-        wide, window = page.evaluate("[document.documentElement.scrollWidth, innerWidth]")
-        assert wide <= window, path
 
 
 def test_a_change_is_read_on_a_phone_without_scrolling(address: str, browse: Browse) -> None:

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from typing import Any
 
 import pytest
-from starlette.testclient import TestClient
 
 from groupbench.tracker.serve import queries
 
 from ..conftest import backfilled
-
-Client = Callable[..., TestClient]
+from .conftest import Client
 
 
 def test_a_series_is_found_by_words_names_shapes_and_sizes(stored: Any, make: Any, serve: Client) -> None:

@@ -1,10 +1,12 @@
-"""Test the database of `groupbench serve`: only alerts are written, and an unreadable database is reported."""
+"""The database of `groupbench serve`, its errors, and the work in the background."""
 
 from __future__ import annotations
 
 import html
 import shutil
 import sqlite3
+import threading
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,20 +14,19 @@ from threading import Event
 from typing import Any
 
 import pytest
-from click.testing import Result
-from sqlalchemy import delete, event, func, select, text
+from cases import Cli, refused
+from sqlalchemy import delete, func, select, text
 from starlette.testclient import TestClient
 
-from groupbench.tracker.facts.errors import StoreError
-from groupbench.tracker.query import lines
-from groupbench.tracker.serve import database, queries, runs, site
+from groupbench.tracker.facts.errors import QueryError, StoreError
+from groupbench.tracker.serve import comparing, database, queries, runs, site, verdict
+from groupbench.tracker.serve.answers import WAITING, Answers, Known, Working
 from groupbench.tracker.serve.app import create_app
+from groupbench.tracker.serve.database import SlowError
 from groupbench.tracker.store.engine import open_store
 from groupbench.tracker.store.schema import Commit, Point, Run
 
-Cli = Callable[..., Result]
-Client = Callable[..., TestClient]
-Act = Callable[..., Any]
+from .conftest import Act, Client
 
 
 def test_the_database_is_opened_to_read(nights: Any) -> None:
@@ -103,8 +104,7 @@ def test_a_database_that_cannot_be_served_is_named(tmp_path: Path, cli: Cli, nig
     with pytest.raises(StoreError, match=r"is at revision 0001.*`groupbench list runs` migrates it"):
         create_app(str(old))
     assert old.read_bytes() == before
-    result = cli("serve", db=tmp_path / "none.db")
-    assert (result.exit_code, "no such database" in result.stderr) == (2, True)
+    assert "no such database" in refused(cli, "serve", db=tmp_path / "none.db")
 
 
 @pytest.mark.sqlite
@@ -169,9 +169,7 @@ def test_an_error_without_damage_is_a_bug(nights: Any, serve: Client, monkeypatc
     assert client.get("/incidents").status_code == 500
 
 
-def test_an_error_in_a_template_is_not_blamed_on_the_database(
-    nights: Any, serve: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_error_in_a_template_is_not_blamed_on_the_database(nights: Any, serve: Client, monkeypatch: Any) -> None:
     """Nor is it while the search for damage takes long."""
     searched = Event()
     monkeypatch.setattr(site, "damage_of", lambda _: searched.wait(60) and None)
@@ -185,25 +183,17 @@ def test_an_error_in_a_template_is_not_blamed_on_the_database(
     assert (response.status_code, "internal error" in response.text, "damage" in response.text) == (500, True, False)
 
 
-def test_a_run_is_counted_once_and_again_when_it_changes(
+def test_a_run_is_counted_again_when_it_changes(
     nights: Any, serve: Client, stored: Any, make: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client = serve()
-    client.get("/runs")
-    engine = client.app.state.site.database.store.engine  # type: ignore[attr-defined]
-    counted: list[str] = []
-    event.listen(engine, "before_cursor_execute", lambda *args: counted.append(args[2]))
 
     def counts() -> list[dict[str, int]]:
-        counted.clear()
         return [run["counts"] for run in client.get("/runs.json").json()["runs"]]
 
     assert counts() == 8 * [{"ok": 4, "unavailable": 1}]
-    assert not any("count(*)" in statement and "point.run_id" in statement for statement in counted)
     stored([make(6, 3.0, backend="late", commit_facts={"branch": "main"})])
     assert [each["ok"] for each in counts()] == [4, 5, 4, 4, 4, 4, 4, 4]
-    assert sum("GROUP BY point.environment_id" in statement for statement in counted) == 1
-
     with open_store(str(nights), create=False) as store, store.write() as session:
         run = session.scalars(select(Run.id).order_by(Run.started.desc()).limit(1)).one()
         session.execute(delete(Point).where(Point.run_id == run, Point.status == "ok"))
@@ -216,10 +206,6 @@ def test_the_line_of_commits_is_read_again_when_a_run_or_a_commit_changes(
 ) -> None:
     """`ingest` also completes the facts of a stored commit, without a new row."""
     served = serve().app.state.site  # type: ignore[attr-defined]
-    read: list[Any] = []
-    for name in ("every_line", "line_through"):
-        real = getattr(lines, name)
-        monkeypatch.setattr(lines, name, lambda *args, real=real: read.append(args) or real(*args))
 
     def runs() -> tuple[int, ...]:
         with served.database.read() as session:
@@ -229,44 +215,17 @@ def test_the_line_of_commits_is_read_again_when_a_run_or_a_commit_changes(
             return every
 
     before = runs()
-    assert (runs(), len(read)) == (before, 2)
     stored([make(9, commit_facts={"branch": "main"})])
     after = runs()
-    assert (after[1:], len(read)) == (before, 4)
+    assert after[1:] == before
     with open_store(str(nights), create=False) as store, store.write() as session:
         oldest, newest = (session.scalars(select(Commit).order_by(order)).first() for order in (Commit.id, -Commit.id))
         newest.parents, oldest.parents = [], [newest.hash]
-    assert (runs() != after, len(read)) == (True, 6)
+    assert runs() != after
     with open_store(str(nights), create=False) as store, store.write() as session:
         session.execute(delete(Point).where(Point.run_id == after[0]))
         session.execute(delete(Run).where(Run.id == after[0]))
     assert after[0] not in runs()
-
-
-def statements(served: site.Site, ask: Callable[[], object]) -> list[str]:
-    """Return the queries that the dashboard sends to its database while it answers."""
-    sent: list[str] = []
-
-    def note(_connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
-        sent.append(statement)
-
-    event.listen(served.database.store.engine, "before_cursor_execute", note)
-    try:
-        ask()
-    finally:
-        event.remove(served.database.store.engine, "before_cursor_execute", note)
-    return sent
-
-
-def test_a_page_reads_once_what_its_parts_share(nights: Any, serve: Client) -> None:
-    client = serve()
-    served = client.app.state.site  # type: ignore[attr-defined]
-    client.get("/series/1.json")  # reads all runs, which are then kept
-    of_series = statements(served, lambda: client.get("/series/2.json"))
-    assert not any("run.uuid" in each for each in of_series)
-    assert sum("run.checksum" in each for each in of_series) == 1  # the version of the runs
-    of_runs = statements(served, lambda: client.get("/runs.json"))
-    assert sum("max(point.id)" in each for each in of_runs) == 1  # not one for each run
 
 
 def test_a_series_shows_new_facts_of_a_stored_run(nights: Any, serve: Client) -> None:
@@ -284,3 +243,83 @@ def test_a_history_without_its_older_points_has_no_older_latencies(nights: Any, 
         some = [runs[-1], runs[-3]]
         assert set(queries.latencies(session, [1, 2], some)[1]) == set(some)
         assert queries.latencies(session, [1], []) == {1: {}}
+
+
+def test_a_page_says_what_is_being_worked_out(nights: Any, serve: Client, monkeypatch: Any) -> None:
+    go = threading.Event()
+    judge, compare = verdict.judge, comparing.side_by_side
+    monkeypatch.setattr(verdict, "judge", lambda *args: (go.wait(30), judge(*args))[1])
+    monkeypatch.setattr(comparing, "side_by_side", lambda *args: (go.wait(30), compare(*args))[1])
+    client = serve(patience=0)
+    page, compared = client.get("/"), client.get("/compare?a=000&b=latest")
+    try:
+        for response, word in ((page, "Judging"), (compared, "Comparing")):
+            assert response.status_code == 200
+            assert word in response.text
+            assert 'http-equiv="refresh"' in response.text
+        waiting = client.get("/compare.json?a=000&b=latest")
+        assert (waiting.status_code, waiting.json()["state"]) == (202, "comparing")
+        assert waiting.headers["retry-after"]
+    finally:
+        go.set()
+    deadline = time.monotonic() + 30
+    while "refresh" in client.get("/").text + client.get("/compare?a=000&b=latest").text:
+        assert time.monotonic() < deadline
+    assert client.get("/overview.json").json()["verdict"]["state"] == "known"
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (StoreError("the disk is gone"), "the disk is gone"),
+        (SlowError(60), "the database takes longer than 60 s for this; run `groupbench gate --run run-007`"),
+    ],
+    ids=["failed", "slow"],
+)
+def test_a_run_that_cannot_be_judged_is_shown_all_the_same(
+    nights: Any, serve: Client, monkeypatch: Any, error: StoreError, text: str
+) -> None:
+    def broken(*_: Any) -> Any:
+        raise error
+
+    monkeypatch.setattr(verdict, "judge", broken)
+    client = serve()
+    overview = client.get("/overview.json").json()
+    assert overview["verdict"] == {"state": "failed", "error": text}
+    assert len(overview["runs"]) == 8
+    assert f"could not be judged: {text}" in client.get("/").text
+    assert client.get("/runs/run-007").status_code == client.get("/series/1").status_code == 200
+
+
+def test_answers_are_kept_until_something_is_stored() -> None:
+    calls: list[int] = []
+    go = threading.Event()
+
+    def work(number: int) -> Callable[[], int]:
+        def work() -> int:
+            calls.append(number)
+            if number == 2:
+                go.wait(30)
+            if number == 3:
+                raise QueryError("no such thing")
+            return number
+
+        return work
+
+    answers = Answers(patience=30)
+    question = ("verdict", "a")
+    assert answers.ask(question, 1, work(1)) == answers.ask(question, 1, work(1)) == Known(1)
+    assert calls == [1]
+    assert answers.ask(question, 2, work(2), patience=0) == Known(1, stale=True)
+    assert isinstance(answers.ask(("verdict", "b"), 2, work(1), patience=0), Working)
+    assert answers.ask(("compare", "b"), 2, work(1)) == Known(1)  # verdicts do not delay comparisons
+    for other in range(WAITING + 2):
+        last = answers.ask(("verdict", other), 2, work(1), patience=0)
+    assert isinstance(last, Working)
+    assert last.crowded
+    go.set()
+    assert answers.ask(question, 2, work(2)) == Known(2)
+    for _ in range(2):  # an error is not kept
+        with pytest.raises(QueryError, match="no such thing"):
+            answers.ask(("verdict", "c"), 2, work(3))
+    assert calls.count(3) == 2

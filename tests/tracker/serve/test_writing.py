@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from click.testing import Result
+from cases import Cli
 from starlette.requests import Request
 from starlette.testclient import TestClient
 
@@ -17,11 +16,10 @@ from groupbench.tracker.serve import app, security
 from groupbench.tracker.serve.parameters import BadRequest
 from groupbench.tracker.serve.security import COOKIE, SESSION_S, Names
 
-Cli = Callable[..., Result]
-Client = Callable[..., TestClient]
-Act = Callable[..., Any]
+from .conftest import Act, Client
 
 
+@pytest.mark.both
 def test_alerts_are_dealt_with_by_token(
     nights: Any, serve: Client, cli: Cli, bearer: Any, token: str, act: Act
 ) -> None:
@@ -43,6 +41,7 @@ def test_alerts_are_dealt_with_by_token(
     assert "invalid by Bob: a cable" in cli("incidents", "--all", "--each").stdout
 
 
+@pytest.mark.both
 def test_a_level_is_expected_until_a_stored_commit(
     nights: Any, serve: Client, token: str, act: Act, stored: Any, make: Any
 ) -> None:
@@ -72,7 +71,6 @@ WRONG_FORMS: list[tuple[dict[str, str], str]] = [
 ]
 
 
-@pytest.mark.sqlite
 def test_a_wrong_form_changes_nothing(nights: Any, serve: Client, token: str, act: Act) -> None:
     client = serve(token=token)
     for fields, says in WRONG_FORMS:
@@ -82,7 +80,6 @@ def test_a_wrong_form_changes_nothing(nights: Any, serve: Client, token: str, ac
         assert client.get("/incidents/1.json").json()["incident"]["state"] == "new", fields
 
 
-@pytest.mark.sqlite
 def test_what_cannot_be_read_as_a_form_is_refused(nights: Any, serve: Client, bearer: Any, token: str) -> None:
     client = serve(token=token)
     for body, kind in (
@@ -104,7 +101,6 @@ def log_in(client: TestClient, token: str, **more: Any) -> Any:
     return client.post("/login", data={"token": token, **more})
 
 
-@pytest.mark.sqlite
 def test_a_session_writes_by_the_form_of_its_own_page(nights: Any, serve: Client, token: str, act: Act) -> None:
     client = serve(token=token)
     assert 'action="/incidents/change"' not in client.get("/incidents/1").text
@@ -129,7 +125,6 @@ def test_a_session_writes_by_the_form_of_its_own_page(nights: Any, serve: Client
     assert act(client, {}, csrf=csrf[1]).status_code == 401
 
 
-@pytest.mark.sqlite
 def test_who_may_write(nights: Any, serve: Client, token: str, act: Act) -> None:
     reader, writer = serve(), serve(token=token)
     assert act(reader, {}).status_code == act(reader).status_code == 403 or act(reader).status_code == 401
@@ -145,7 +140,6 @@ def test_who_may_write(nights: Any, serve: Client, token: str, act: Act) -> None
     assert act(writer).status_code == 303
 
 
-@pytest.mark.sqlite
 def test_no_form_leads_elsewhere(nights: Any, serve: Client, token: str, act: Act) -> None:
     client = serve(token=token)
     for back in ("https://evil.example/", "//evil.example", "/\\evil.example", "evil"):
@@ -153,7 +147,6 @@ def test_no_form_leads_elsewhere(nights: Any, serve: Client, token: str, act: Ac
         assert log_in(client, token, next=back).headers["location"] == "/incidents", back
 
 
-@pytest.mark.sqlite
 def test_the_token_is_asked_for_before_the_body_is_read(nights: Any, serve: Client, token: str) -> None:
     client = serve(token=token)
     response = client.post("/incidents/change", content=b"x" * 100_000, headers={"Content-Type": "text/plain"})
@@ -191,7 +184,6 @@ def change_in_session(client: TestClient, token: str, act: Act, headers: dict[st
     return int(act(client, headers, **{"who": "", "csrf": csrf[1], **fields}).status_code)
 
 
-@pytest.mark.sqlite
 @pytest.mark.parametrize(
     ("address", "headers", "person"),
     [
@@ -212,7 +204,6 @@ def test_the_name_of_a_person_comes_from_the_proxy(
     assert events(client) == [person]
 
 
-@pytest.mark.sqlite
 @pytest.mark.parametrize(
     ("headers", "status"),
     [({}, 403), ([("X-User", "Ada"), ("X-User", "Bob")], 403), ({"X-User": " "}, 403), ({"X-User": "a\tb"}, 400)],
@@ -227,17 +218,13 @@ def test_a_proxy_must_name_one_person(
     assert events(client) == []
 
 
-@pytest.mark.sqlite
 def test_nobody_chooses_the_name_that_is_recorded(nights: Any, serve: Client, token: str, act: Act) -> None:
     client = serve(token=token, names=Names("Charles"))
     assert change_in_session(client, token, act, {}, who="Ada") == 400
     assert events(client) == []
 
 
-@pytest.mark.sqlite
-def test_a_wrong_token_is_logged_without_it(
-    nights: Any, serve: Client, token: str, act: Act, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_wrong_token_is_logged_without_it(nights: Any, serve: Client, token: str, act: Act, monkeypatch: Any) -> None:
     logged: list[str] = []
     monkeypatch.setattr(security.logger, "warning", lambda text, *args: logged.append(text % args))
     assert act(serve(token=token, address=PROXY), {"Authorization": "Bearer a-wrong-token"}).status_code == 401

@@ -23,25 +23,6 @@ RECORD = next(record for record in map(json.loads, LINES) if record["status"] ==
 FUTURE = "2999-01-01T00:00:00Z"
 Change = Callable[[dict[str, Any]], object]
 
-CONTRADICTIONS: dict[str, tuple[Change, str]] = {
-    "every element is wrong": (lambda r: r["accuracy"].update(mismatch=1.0), "is ok, but accuracy.mismatch is 1"),
-    "nothing is written": (lambda r: r["accuracy"].update(unwritten=1.0), "status is ok, but accuracy.unwritten is 1"),
-    "picoseconds": (
-        lambda r: (r["cell"].update(flops=0, min_bytes=0), r["latency"].update(bursts_ms=[[3e-9, 3e-9]], telemetry=[])),
-        "implausible: 3e-09 ms is less than",
-    ),
-    "a run of the future": (
-        lambda r: (r["run"].update(started=FUTURE), r["run"]["commit"].update(time=FUTURE)),
-        "in the future",
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize(("change", "reason"), CONTRADICTIONS.values(), ids=CONTRADICTIONS)
-def test_a_contradiction_is_refused(tmp_path: Path, change: Change, reason: str) -> None:
-    with pytest.raises(IngestError, match=reason):
-        stored(tmp_path, changed(change))
-
 
 @pytest.mark.parametrize("place", ["status", "dtype", "started"])
 def test_a_field_given_twice_is_refused(tmp_path: Path, place: str) -> None:

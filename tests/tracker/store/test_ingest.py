@@ -5,36 +5,30 @@ from __future__ import annotations
 import csv
 import json
 import os
-import tempfile
+import re
 import threading
-from collections import Counter
-from collections.abc import Callable
-from datetime import datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
-from click.testing import Result
+from cases import Cli, refused
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import create_engine, inspect, select
 
-from groupbench.tracker.facts import record as record_module
 from groupbench.tracker.facts.errors import IngestError
 from groupbench.tracker.facts.record import Accuracy, Record, decode, encode
 from groupbench.tracker.facts.spelling import canonical
 from groupbench.tracker.store import checked as checks
-from groupbench.tracker.store.checked import Checked
 from groupbench.tracker.store.engine import Store, open_store
 from groupbench.tracker.store.ingest import ingest, ingest_checked
 from groupbench.tracker.store.records import stored_records
 from groupbench.tracker.store.schema import Base, Point
 from groupbench.tracker.store.staged import Staged, check_part
 from groupbench.tracker.store.verify import verify
-
-Cli = Callable[..., Result]
 
 
 def tables(location: Path | str) -> dict[str, list[Any]]:
@@ -65,11 +59,6 @@ def rounded(record: Record) -> Record:
         return record
     bursts = tuple(tuple(float(np.float32(ms)) for ms in burst) for burst in record.latency.bursts_ms)
     return msgspec.structs.replace(record, latency=msgspec.structs.replace(record.latency, bursts_ms=bursts))
-
-
-def checked(lines: bytes) -> list[Checked]:
-    with Staged([check_part((1, lines), "file")], "file") as staged:
-        return list(staged)
 
 
 def all_records(path: Path) -> list[Record]:
@@ -116,9 +105,7 @@ def test_repeats_within_a_file_are_one_point(cli: Cli, write: Any, make: Any, db
 def test_a_malformed_line_is_named_and_nothing_stored(
     cli: Cli, write: Any, make: Any, db: Path, line: bytes, message: str
 ) -> None:
-    result = cli("ingest", write([make(), line + b"\n", make(1)]))
-    assert (result.exit_code, result.stdout) == (2, "")
-    assert message in result.stderr
+    assert message in refused(cli, "ingest", write([make(), line + b"\n", make(1)]))
     assert untouched(db)
 
 
@@ -166,37 +153,13 @@ def test_a_pipe_is_read_once(cli: Cli, make: Any, db: Path, tmp_path: Path) -> N
     assert "700 records: 700 points added" in output
 
 
-def test_each_record_is_decoded_hashed_and_packed_once(
-    cli: Cli, write: Any, make: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    calls: Counter[str] = Counter()
-
-    def counting(module: Any, name: str) -> None:
-        real = getattr(module, name)
-
-        def call(*args: Any, **named: Any) -> Any:
-            calls[name] += 1
-            return real(*args, **named)
-
-        monkeypatch.setattr(module, name, call)
-
-    for module, name in ((record_module, "decode"), (checks, "series_identity"), (checks, "plain_values")):
-        counting(module, name)
-    counting(checks, "digest")  # of an environment
-    file = write([make(backend=f"b{number}", environment={"gpu_uuid": str(number % 3)}) for number in range(30)])
-    assert "30 points added" in cli("ingest", file).stdout
-    assert calls == {"decode": 30, "series_identity": 30, "plain_values": 30, "digest": 3}
-
-
 def test_a_missing_file_and_a_directory(cli: Cli, tmp_path: Path) -> None:
     assert "No such file" in cli("ingest", tmp_path / "none").stderr
     assert "irectory" in cli("ingest", tmp_path).stderr
 
 
 def test_a_contradiction_names_both_lines(cli: Cli, write: Any, make: Any, db: Path) -> None:
-    result = cli("ingest", write([make(), make(backend="b"), make(ms=2.0)]))
-    assert result.exit_code == 2
-    assert "line 3: contradicts line 1" in result.stderr
+    assert "line 3: contradicts line 1" in refused(cli, "ingest", write([make(), make(backend="b"), make(ms=2.0)]))
     assert untouched(db)
 
 
@@ -204,9 +167,9 @@ def test_a_contradiction_names_both_lines(cli: Cli, write: Any, make: Any, db: P
 def test_a_contradiction_with_the_store(cli: Cli, write: Any, make: Any, stored: Any, db: Path) -> None:
     stored([make()])
     before = tables(db)
-    result = cli("ingest", write([make(backend="new"), make(ms=2.0)], "b"))
-    assert result.exit_code == 2
-    assert "line 2: run run-000 is already stored with a different result for grouped_gemm triton" in result.stderr
+    assert "line 2: run run-000 is already stored with a different result for grouped_gemm triton" in refused(
+        cli, "ingest", write([make(backend="new"), make(ms=2.0)], "b")
+    )
     assert tables(db) == before
 
 
@@ -237,42 +200,15 @@ def test_a_run_is_of_one_commit(cli: Cli, write: Any, make: Any, db: Path) -> No
     assert tables(db)["run"] == []
 
 
-@pytest.mark.both
-def test_a_death_in_the_middle_leaves_nothing(
-    opened: Store, make: Any, db: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    records = [(n, make(backend=f"b{n}")) for n in range(5)]
-    real, calls = checks.plain_values, []
-
-    def dies(*args: Any) -> Any:
-        calls.append(1)
-        if len(calls) == 3:
-            raise KeyboardInterrupt
-        return real(*args)
-
-    monkeypatch.setattr(checks, "plain_values", dies)
-    with pytest.raises(KeyboardInterrupt):
-        ingest(opened, records, "file")
-    assert {name: len(rows) for name, rows in tables(db).items()} == dict.fromkeys(tables(db), 0)
-    monkeypatch.undo()
-    assert ingest(opened, records, "file").added == 5
-
-
 def test_later_facts_fill_in_a_bare_commit(stored: Any, make: Any, db: Path) -> None:
     stored([make()])
     full = {"parents": ["p"], "branch": "main", "author": "A", "subject": "S", "time": "2026-01-01T00:00:00Z"}
     stored([make(backend="b", commit_facts=full)])
     stored([make(backend="c")])
-    stored([make(backend="d", commit_facts={"subject": "other"})])
+    stored([make(commit_facts={"subject": "other"})])  # of a record that is stored already
     commit = all_records(db)[0].run.commit
     assert (commit.parents, commit.branch, commit.author, commit.subject) == (("p",), "main", "A", "S")
     assert commit.time is not None and commit.time.year == 2026
-
-
-def test_further_facts_of_a_commit_are_not_a_contradiction(stored: Any, make: Any, db: Path) -> None:
-    stored([make()])
-    stored([make(commit_facts={"subject": "later"})])
-    assert all_records(db)[0].run.commit.subject == "later"
 
 
 def test_environments_are_apart_by_every_fact_and_share_an_identity(stored: Any, make: Any, db: Path) -> None:
@@ -283,10 +219,7 @@ def test_environments_are_apart_by_every_fact_and_share_an_identity(stored: Any,
 
 
 def test_statistics_are_of_the_samples(stored: Any, make: Any, db: Path) -> None:
-    record = make()
-    bursts = ((0.1, 0.2, 0.3), (0.7,), (0.4, 0.5))
-    latency = msgspec.structs.replace(record.latency, bursts_ms=bursts)
-    stored([msgspec.structs.replace(record, latency=latency)])
+    stored([make(latency={"timing": "gpu", "bursts_ms": [[0.1, 0.2, 0.3], [0.7], [0.4, 0.5]]})])
     with open_store(db, create=False) as store, store.read() as session:
         row = session.execute(select(Point.median_ms, Point.low_ppm, Point.high_ppm, Point.error_ppm)).one()
         low, high, lengths = session.execute(select(Point.low_ms, Point.high_ms, Point.burst_lengths)).one()
@@ -295,49 +228,32 @@ def test_statistics_are_of_the_samples(stored: Any, make: Any, db: Path) -> None
     assert lengths == [3, 1, 2]
 
 
-@pytest.mark.parametrize("ms", [1e-40, 1e39, 5e-324])
-def test_a_time_that_float32_cannot_hold_is_refused(make: Any, ms: float) -> None:
-    record = make()
-    latency = msgspec.structs.replace(record.latency, bursts_ms=((1.0, ms),))
-    with pytest.raises(IngestError, match=r"line 1: .* is not a valid duration"):
-        checked(encode(msgspec.structs.replace(record, latency=latency)))
+IMPOSSIBLE: list[tuple[str, object]] = [
+    ("accuracy rms", -1.0),
+    ("accuracy max_abs", -1e-9),
+    ("accuracy mismatch", 1.5),
+    ("accuracy mismatch", 1.0),  # although the status is ok
+    ("accuracy unwritten", -0.5),
+    ("accuracy unwritten", 1.0),
+    ("accuracy first_bad", [0, -1]),
+    ("accuracy first_bad", [1, 2**64]),
+    ("cell flops", -5),
+    ("cell flops", 2**63),
+    ("cell min_bytes", -1),
+    ("cell min_bytes", 2**70),
+    ("cell seed", 2**63),
+    ("cell dims", {"": 3}),
+    ("latency prepare_ms", -1),
+    ("latency telemetry", [{"power_w": -1.0}] + [{}] * 4),
+    *(("latency bursts_ms", [[1.0, ms]]) for ms in (1e-40, 1e39, 5e-324)),  # which float32 cannot hold
+    ("environment cpu_count", -1),
+    ("kernels", [{"name": "k", "registers": 3}, {"name": "k", "spills": -1}]),
+    ("duration_s", -0.5),
+    ("run started", "2999-01-01T00:00:00Z"),
+]
 
 
-@pytest.mark.parametrize(
-    ("part", "name", "value"),
-    [
-        ("cell", "seed", 2**63),
-        ("cell", "flops", 2**63),
-        ("cell", "min_bytes", 2**70),
-        ("accuracy", "first_bad", [1, 2**64]),
-    ],
-)
-def test_a_number_beyond_64_bits_is_refused_before_the_store(make: Any, part: str, name: str, value: Any) -> None:
-    line = json.loads(encode(make()))
-    line[part] = line.get(part, {}) | {name: value}
-    with pytest.raises(IngestError, match=rf"line 1: .*{name}"):
-        checked(json.dumps(line).encode())
-
-
-IMPOSSIBLE = {
-    "accuracy rms": -1.0,
-    "accuracy max_abs": -1e-9,
-    "accuracy mismatch": 1.5,
-    "accuracy unwritten": -0.5,
-    "accuracy first_bad": [0, -1],
-    "cell flops": -5,
-    "cell min_bytes": -1,
-    "cell dims": {"": 3},
-    "latency prepare_ms": -1,
-    "latency telemetry": [{"power_w": -1.0}] + [{}] * 4,
-    "environment cpu_count": -1,
-    "kernels": [{"name": "k", "registers": 3}, {"name": "k", "spills": -1}],
-    "duration_s": -0.5,
-    "run started": "2999-01-01T00:00:00Z",
-}
-
-
-@pytest.mark.parametrize(("name", "value"), IMPOSSIBLE.items(), ids=IMPOSSIBLE)
+@pytest.mark.parametrize(("name", "value"), IMPOSSIBLE)
 def test_an_impossible_record_is_refused_by_its_line(
     cli: Cli, write: Any, make: Any, db: Path, name: str, value: object
 ) -> None:
@@ -346,7 +262,7 @@ def test_an_impossible_record_is_refused_by_its_line(
     (line[part[0]] if part else line)[field] = value
     result = cli("ingest", write([make(), json.dumps(line, indent=1).replace("\n", "").encode()]))
     assert result.exit_code == 2
-    assert f"line 2: {'.'.join(name.split())}" in result.stderr
+    assert re.search(rf"line 2: .*{'.'.join(name.split())}|line 2: .* is not a valid duration", result.stderr)
     assert untouched(db)
 
 
@@ -371,82 +287,18 @@ def test_odd_but_possible_records_are_stored(stored: Any, make: Any, db: Path, f
 def test_a_clock_may_be_a_little_ahead(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The date of the commit does not matter: its author's clock may be years ahead."""
     record = make(commit_facts={"time": "2026-01-01T00:00:00Z"})
-    for hours, refused in ((-1, False), (-23, False), (-25, True)):
+    for hours, early in ((-1, False), (-23, False), (-25, True)):
         monkeypatch.setattr(checks, "clock", lambda hours=hours: record.run.started + timedelta(hours=hours))
-        assert (checks.unstorable(make()) is not None) == refused
-        assert (checks.unstorable(record) is not None) == refused
-
-
-NASTY = """it's "quoted"; DROP TABLE point;-- <script>alert('x')</script> 100% %s {0} \\ 改行\n\t\x1b[31m ☃"""
-
-
-@pytest.mark.both
-def test_any_text_comes_back(stored: Any, make: Any, db: Path) -> None:
-    record = make(operator=NASTY, backend=NASTY, shape=NASTY, run=NASTY, commit=NASTY, status="error", message=NASTY)
-    stored([record])
-    assert all_records(db) == [record]
-
-
-def texts(smallest: int = 0) -> st.SearchStrategy[str]:
-    return st.text(st.characters(codec="utf-8"), min_size=smallest, max_size=12)
-
-
-numbers = st.none() | st.floats(0, allow_infinity=False) | st.sampled_from([0, -0.0, 5e-324, -5e-324])
-whole = st.integers(-(2**70), 2**70)
-counts = st.integers(0, 2**20) | st.integers(0, 2**63 - 1) | st.integers(-1, 2**63)
-mostly_fits = st.integers(-(2**63), 2**63 - 1) | st.sampled_from([0, 2**63, -(2**63) - 1])
-offsets = st.sampled_from(["Z", "+05:30", "-12:00"])
-moments = st.datetimes(max_value=datetime(2029, 12, 31)) | st.datetimes()
-instants = st.builds(lambda when, offset: when.isoformat() + offset, moments, offsets)
-
-
-@st.composite
-def documents(draw: st.DrawFn) -> dict[str, Any]:
-    """Objects shaped like records, of which most are valid."""
-    samples = st.floats(1e-3, 1e3) | st.sampled_from([1e-29, 1e29, 1e-31, 1e31, 5e-324])
-    latency = {
-        "timing": draw(st.sampled_from(["gpu", "cpu", "interpreted"])),
-        "bursts_ms": draw(st.lists(st.lists(samples, min_size=1, max_size=3), min_size=1, max_size=3)),
-        "prepare_ms": draw(numbers),
-    }
-    accuracy = {"rms": draw(numbers), "repeatable": draw(st.none() | st.booleans()), "first_bad": draw(st.none())}
-    config = draw(
-        st.dictionaries(texts(), st.none() | whole | texts() | st.lists(st.booleans(), max_size=2), max_size=2)
-    )
-    commit = {"hash": draw(texts(1)), "dirty": draw(st.booleans()), "subject": draw(st.none() | texts())}
-    return {
-        "schema": 1,
-        "run": {"id": draw(texts(1)), "started": draw(instants), "commit": commit, "plan": draw(st.none() | texts())},
-        "environment": {
-            "device": draw(st.sampled_from(["cuda", "cpu"])),
-            "gpu": draw(st.none() | texts()),
-            "sm_count": draw(st.none() | counts),
-            "settings": draw(st.dictionaries(texts(), texts(), max_size=2)),
-        },
-        "cell": {
-            "operator": draw(texts(1)),
-            "backend": draw(texts(1)),
-            "shape": draw(texts(1)),
-            "dtype": draw(texts(1)),
-            "seed": draw(mostly_fits),
-            "flops": draw(st.none() | counts),
-            "dims": draw(st.dictionaries(texts(1), counts, max_size=2)),
-        },
-        "status": draw(st.sampled_from(["ok", "wrong", "timeout"])),
-        "message": draw(st.just("why") | texts()),
-        "baseline": draw(st.booleans()),
-        "latency": draw(st.none() | st.just(latency)),
-        "accuracy": draw(st.none() | st.just(accuracy)),
-        "kernels": [{"name": draw(texts()), "hash": draw(st.none() | texts()), "config": config}],
-        "duration_s": draw(numbers),
-    }
+        assert (checks.unstorable(make()) is not None) == early
+        assert (checks.unstorable(record) is not None) == early
 
 
 def rejected_or_stored_exactly(store: Store, line: bytes) -> None:
     """By the second line of a file: refused by its number, or there afterwards as it was."""
     blank = b" \n"
     try:
-        records = checked(blank + line)
+        with Staged([check_part((1, blank + line), "file")], "file") as staged:
+            records = list(staged)
         with store.write() as session:
             for name in ("point", "kernel_set", "series", "run", "environment", "commit"):
                 session.connection().exec_driver_sql(f'DELETE FROM "{name}"')
@@ -465,14 +317,8 @@ once = settings(deadline=None, suppress_health_check=[HealthCheck.function_scope
 
 
 @once
-@given(document=documents())
-@pytest.mark.both
-def test_any_record_is_refused_or_stored_exactly(opened: Store, document: dict[str, Any]) -> None:
-    rejected_or_stored_exactly(opened, json.dumps(document).encode() + b"\n")
-
-
-@once
 @given(data=st.data())
+@pytest.mark.both
 def test_any_damage_is_refused_or_stored_exactly(opened: Store, make: Any, data: st.DataObject) -> None:
     line = bytearray(encode(make()))
     for _ in range(data.draw(st.integers(1, 3))):
@@ -481,38 +327,18 @@ def test_any_damage_is_refused_or_stored_exactly(opened: Store, make: Any, data:
     rejected_or_stored_exactly(opened, bytes(line))
 
 
-@once
-@given(line=st.binary(max_size=60).filter(lambda line: b"\n" not in line))
-def test_any_bytes_are_refused(opened: Store, line: bytes) -> None:
-    rejected_or_stored_exactly(opened, line)
-
-
-AMOUNTS = st.fixed_dictionaries(
-    {
-        "dims": st.dictionaries(st.sampled_from("MN"), st.integers(0, 2), max_size=2),
-        "flops": st.none() | st.integers(0, 2),
-        "min_bytes": st.none() | st.integers(0, 2),
-    }
-)
-
-
-@settings(max_examples=settings().max_examples // 3, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(files=st.lists(st.lists(AMOUNTS, min_size=1, max_size=3), min_size=1, max_size=3))
-def test_each_record_keeps_the_amounts_that_it_gave(empty_database: bytes, make: Any, files: Any) -> None:
+def test_each_record_keeps_the_amounts_that_it_gave(opened: Store, make: Any) -> None:
     """Whatever other records of the series say, before it, after it, or in the same file."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "t.db"
-        path.write_bytes(empty_database)
-        ingested = []
-        with open_store(path, create=False) as store:
-            for file in files:
-                records = [make(len(ingested) + number, cell=amounts) for number, amounts in enumerate(file)]
-                ingested += records
-                ingest(store, enumerate(records, 1), "file")
-            with store.read() as session:
-                exported = list(stored_records(session))
-                assert list(verify(session)) == []
-    assert [record.cell for record in exported] == [record.cell for record in ingested]
+    amounts: list[list[dict[str, Any]]] = [
+        [{}, {"flops": 1}], [{"flops": 2, "dims": {"M": 1}}, {}], [{"dims": {"M": 1, "N": 0}, "min_bytes": 0}],
+        [{"flops": 1}, {"dims": {"N": 2}, "min_bytes": 2}],
+    ]  # fmt: skip
+    ingested = [[make(10 * n + i, cell=cell) for i, cell in enumerate(cells)] for n, cells in enumerate(amounts)]
+    for records in ingested:
+        ingest(opened, enumerate(records, 1), "file")
+    with opened.read() as session:
+        assert [record.cell for record in stored_records(session)] == [one.cell for file in ingested for one in file]
+        assert list(verify(session)) == []
 
 
 def test_filters_use_a_size_that_the_series_lacked_at_first(cli: Cli, write: Any, make: Any) -> None:
@@ -523,19 +349,11 @@ def test_filters_use_a_size_that_the_series_lacked_at_first(cli: Cli, write: Any
         None,
         pytest.approx(1000, 0.01),
     ]
-    assert cli("db", "verify").exit_code == 0
-
-
-def test_a_corrected_formula_leaves_the_figures_of_older_nights(cli: Cli, write: Any, make: Any) -> None:
-    for night, flops in enumerate((10**11, 2 * 10**11)):
-        assert cli("ingest", write([make(night, cell={"flops": flops})])).exit_code == 0
-    rows = json.loads(cli("history", "--format=json").stdout)
-    assert [round(row["tflops"], -2) for row in rows] == [100, 200]
     exported = csv.DictReader(cli("db", "export", "-", "--format", "csv").stdout.splitlines())
-    assert [row["flops"] for row in exported] == ["100000000000", "200000000000"]
+    assert [row["flops"] for row in exported] == ["", f"{10**12}"]
+    assert cli("db", "verify").exit_code == 0
 
 
 def test_a_repeat_with_other_amounts_is_a_contradiction(cli: Cli, write: Any, make: Any) -> None:
     assert cli("ingest", write([make(0, cell={"flops": 1})])).exit_code == 0
-    again = cli("ingest", write([make(0, cell={"flops": 2})]))
-    assert (again.exit_code, "a different result" in again.stderr) == (2, True)
+    assert "a different result" in refused(cli, "ingest", write([make(0, cell={"flops": 2})]))

@@ -56,14 +56,6 @@ def forks() -> list[Any]:
 
 
 @pytest.mark.usefixtures("in_processes")
-def test_processes_check_like_one(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    lines = [encode(make(backend=f"b{number}")) for number in range(40)]
-    several = checked(lines, "file")
-    monkeypatch.setattr(processes, "processes", lambda: 1)
-    assert several == checked(lines, "file")
-
-
-@pytest.mark.usefixtures("in_processes")
 def test_processes_report_the_first_bad_line(make: Any) -> None:
     lines = [encode(make(backend=f"b{number}")) for number in range(40)]
     contradiction = [*lines, encode(make(backend="b3", ms=2.0)), b"{\n"]

@@ -12,14 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import Result
+from cases import Cli, refused
 from sqlalchemy import text
 
 from groupbench.tracker.facts.errors import StoreError
 from groupbench.tracker.store import engine as stores
 from groupbench.tracker.store.engine import Store, open_store
-
-Cli = Callable[..., Result]
 
 
 def test_a_new_store_waits_for_writers_checks_keys_and_syncs(opened: Store) -> None:
@@ -52,22 +50,13 @@ def test_opening_again_changes_nothing(db: Path) -> None:
     assert db.read_bytes() == before
 
 
-@pytest.mark.parametrize(
-    "command", [["history"], ["gate"], ["list", "runs"], ["compare", "a", "b"], ["report"]], ids=str
-)
-def test_reading_creates_nothing(cli: Cli, db: Path, command: list[str]) -> None:
-    result = cli(*command)
-    assert result.exit_code == 2
-    assert "no such database" in result.stderr
-    assert list(db.parent.iterdir()) == []
-
-
 @pytest.mark.parametrize("command", [("list", "runs"), ("db", "sql", "SELECT 1")], ids=str)
 def test_a_missing_database_names_the_command_that_makes_it(
     cli: Cli, db: Path, command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(db.parent)
     assert "no such database; `groupbench init` and then `night` create one" in cli(*command).stderr
+    assert list(db.parent.iterdir()) == []
     (db.parent / "groupbench.toml").touch()
     assert "no such database; run `groupbench night` first" in cli(*command).stderr
     db.touch()
@@ -82,13 +71,11 @@ def test_merging_a_missing_database_does_not_advise_to_make_it(cli: Cli, db: Pat
     assert not db.exists()
 
 
-def refused(path: Path, words: str, cli: Cli, records: Path) -> None:
+def left_alone(path: Path, words: str, cli: Cli, records: Path) -> None:
     """Both a reader and a writer say `words`, and the file stays as it is."""
     before = path.read_bytes() if path.is_file() else None
     for command in (["list", "runs"], ["ingest", str(records)]):
-        result = cli(*command, db=path)
-        assert (result.exit_code, result.stdout) == (2, "")
-        assert words in result.stderr
+        assert words in refused(cli, *command, db=path)
     assert (path.read_bytes() if path.is_file() else None) == before
 
 
@@ -98,19 +85,19 @@ def test_a_newer_database_is_refused(cli: Cli, stored: Any, make: Any, write: An
         connection.execute("UPDATE alembic_version SET version_num = '9999'")
     connection.close()
     message = "the database is at revision 9999, which needs a newer groupbench; upgrade groupbench"
-    refused(path, message, cli, write([make(1)]))
+    left_alone(path, message, cli, write([make(1)]))
 
 
 def test_other_files_are_refused(cli: Cli, make: Any, write: Any, tmp_path: Path) -> None:
     records = write([make()])
     (tmp_path / "notes.txt").write_text("not a database, but long enough to be one")
-    refused(tmp_path / "notes.txt", "is not a SQLite database", cli, records)
-    refused(tmp_path, "is a directory", cli, records)
-    refused(tmp_path / "notes.txt" / "t.db", "notes.txt", cli, records)
+    left_alone(tmp_path / "notes.txt", "is not a SQLite database", cli, records)
+    left_alone(tmp_path, "is a directory", cli, records)
+    left_alone(tmp_path / "notes.txt" / "t.db", "notes.txt", cli, records)
     (tmp_path / "cut.db").write_bytes(b"SQLite format 3\x00" + b"\x01" * 100)
-    refused(tmp_path / "cut.db", "cut.db", cli, records)
+    left_alone(tmp_path / "cut.db", "cut.db", cli, records)
     os.mkfifo(tmp_path / "pipe.db")  # to open it would wait for a writer
-    refused(tmp_path / "pipe.db", "is not a regular file", cli, records)
+    left_alone(tmp_path / "pipe.db", "is not a regular file", cli, records)
 
 
 def test_the_database_of_another_program_is_refused(cli: Cli, make: Any, write: Any, tmp_path: Path) -> None:
@@ -118,7 +105,7 @@ def test_the_database_of_another_program_is_refused(cli: Cli, make: Any, write: 
     with sqlite3.connect(path) as connection:
         connection.execute("CREATE TABLE t (x)")
     connection.close()
-    refused(path, "not a groupbench database", cli, write([make()]))
+    left_alone(path, "not a groupbench database", cli, write([make()]))
 
 
 def test_an_empty_file_is_filled_by_ingest_alone(cli: Cli, make: Any, write: Any, db: Path) -> None:
@@ -128,29 +115,10 @@ def test_an_empty_file_is_filled_by_ingest_alone(cli: Cli, make: Any, write: Any
     assert cli("ingest", write([make()])).exit_code == 0
 
 
-@pytest.mark.parametrize("url", ["nosuch://host/x", "://", "sqlite://host:port/x", "http://[x/y"])
+@pytest.mark.parametrize("url", ["nosuch://me:secret@host/x", "postgresql+none://me:secret@x", "sqlite://host:port/x"])
 def test_a_bad_url_is_one_line(cli: Cli, url: str) -> None:
     result = cli("list", "runs", db=url)  # type: ignore[arg-type]
-    assert result.exit_code == 2
-
-
-def test_a_password_is_never_shown(cli: Cli) -> None:
-    result = cli("list", "runs", db="postgresql+nosuchdriver://me:secret@host/x")  # type: ignore[arg-type]
-    assert result.exit_code == 2
-    assert "secret" not in result.stderr
-
-
-def test_a_file_that_cannot_be_written_is_still_read(
-    cli: Cli, stored: Any, make: Any, write: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = stored([make()])
-    before = sorted(entry.name for entry in path.parent.iterdir())
-    real = os.access
-    monkeypatch.setattr(os, "access", lambda p, mode: real(p, mode) and not mode & os.W_OK)
-    assert "run-000" in cli("list", "runs").stdout
-    result = cli("ingest", write([make(1)], "more.jsonl"))
-    assert (result.exit_code, "cannot be written" in result.stderr) == (2, True)
-    assert sorted(entry.name for entry in path.parent.iterdir()) == sorted([*before, "more.jsonl"])
+    assert (result.exit_code, "secret" in result.stderr) == (2, False)
 
 
 def test_tables_that_cannot_be_made_leave_no_file(db: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,24 +137,6 @@ def test_tables_that_cannot_be_made_leave_no_file(db: Path, monkeypatch: pytest.
 def test_an_overflow_that_is_not_the_databases_stays_a_bug(opened: Store) -> None:
     with pytest.raises(OverflowError, match="math range"), opened.read():
         math.exp(1e6)
-
-
-def test_another_store_of_the_same_file_does_not_take_its_locks(db: Path) -> None:
-    """Closing any descriptor of a file drops the process's locks, and then a reader deletes the write-ahead log."""
-    read = f"import sqlite3; print(sqlite3.connect({str(db)!r}).execute('SELECT count(*) FROM noted').fetchone()[0])"
-
-    def seen_by_another_process() -> int:
-        return int(subprocess.run([sys.executable, "-c", read], check=True, capture_output=True).stdout)
-
-    with open_store(db, create=True) as store:
-        with store.write() as session:
-            session.execute(text("CREATE TABLE noted (number)"))
-        with open_store(db, create=False), open_store(db, create=False, read_only=True):
-            pass
-        assert seen_by_another_process() == 0
-        with store.write() as session:
-            session.execute(text("INSERT INTO noted VALUES (1)"))
-        assert seen_by_another_process() == 1
 
 
 OPENED = """

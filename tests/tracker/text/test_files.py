@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import Result
+from cases import Cli
 
 from groupbench.tracker.facts.errors import StoreError
 from groupbench.tracker.text.files import append_whole, whole_file
 
-Cli = Callable[..., Result]
 pytestmark = pytest.mark.sqlite
 
 

@@ -10,6 +10,7 @@ import tempfile
 import time
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -85,9 +86,7 @@ def test_it_is_kept_while_another_process_has_its_lock() -> None:
         assert not left.exists()
 
 
-def test_memory_is_used_for_what_is_small_beside_its_free_space(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_memory_is_used_for_what_is_small_beside_its_free_space(tmp_path: Path, monkeypatch: Any) -> None:
     flags = 0
     monkeypatch.setattr(scratch, "_MEMORY", tmp_path)
     monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_bavail=1000, f_frsize=4096, f_flag=flags))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from typing import Any
 
 import click
 import pytest
@@ -26,9 +27,7 @@ def test_both_ends_stay(text: str, width: int) -> None:
         assert text.endswith(tail)
 
 
-def test_a_terminal_shortens_shapes_and_a_pipe_does_not(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_terminal_shortens_shapes_and_a_pipe_does_not(monkeypatch: Any, capsys: pytest.CaptureFixture[str]) -> None:
     shape = "G=64,M_g=" + "|".join(map(str, range(64))) + ",N=4096,K=7168"
     columns = [Column("shape", "shape", wraps=True, middle=True), Column("note", "note")]
     rows = [{"shape": shape, "note": "x" * 60}]
@@ -67,27 +66,21 @@ NIGHT = [
 ]
 
 
-def on_screen(
-    rows: list[dict[str, str]], width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> str:
+def on_screen(rows: list[dict[str, str]], width: int, monkeypatch: Any, capsys: pytest.CaptureFixture[str]) -> str:
     monkeypatch.setenv("COLUMNS", str(width))
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     write_table(GATE, rows, None)
     return click.unstyle(capsys.readouterr().out)
 
 
-def test_a_terminal_with_room_has_a_line_a_row(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_terminal_with_room_has_a_line_a_row(monkeypatch: Any, capsys: pytest.CaptureFixture[str]) -> None:
     wide = on_screen(NIGHT, 150, monkeypatch, capsys).splitlines()
     assert len(wide) == 2 + 3
     assert wide[0].split() == ["verdict", "operator", "shape", "change", "note"]
     assert wide[2].endswith("N=1024,K=1024  +53.2%  1 point off the earlier level; compiled kernel changed")
 
 
-def test_what_all_rows_share_is_told_once_where_there_is_no_room(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_all_rows_share_is_told_once_where_there_is_no_room(monkeypatch: Any, capsys: Any) -> None:
     shown = on_screen(NIGHT, 60, monkeypatch, capsys)
     assert (
         shown
@@ -108,9 +101,7 @@ suspect    G=4,M_g=64,N=64,K=64         -5.6%
     assert "grouped_gemm" in alone
 
 
-def test_shapes_that_look_the_same_are_not_told_as_one(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_shapes_that_look_the_same_are_not_told_as_one(monkeypatch: Any, capsys: pytest.CaptureFixture[str]) -> None:
     columns = [Column("id", "id"), Column("shape", "shape", wraps=True, middle=True), Column("note", "note")]
     rows = [{"id": str(i), "shape": "x" * 40 + str(i) + "x" * 40, "note": "n" * 30 + str(i)} for i in range(2)]
     monkeypatch.setenv("COLUMNS", "50")
