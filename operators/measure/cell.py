@@ -240,7 +240,7 @@ class CellHandler:
         self.shown = shown
         self._ready = self._timed(run, copies, interpreted, given.held, job.protocol)
         self._ready.given = given
-        self._ready.nvml = _nvml() if job.device == "cuda" else None
+        self._ready.nvml = own_nvml() if job.device == "cuda" else None
         kernels_and_variants = compiled.with_variants(kernels, chosen)
         return Prepared(
             timing_of(job.device, interpreted), prepare_ms, self._ready.timer.enqueue_ms, kernels_and_variants, sent,
@@ -465,7 +465,8 @@ def _pads(seed: int, device: str) -> list[Any]:
     return [torch.empty(size, dtype=torch.uint8, device=device) for size in [*sizes, 512 * draw.randrange(1, 1 << 17)]]
 
 
-def _nvml() -> Any:
+def own_nvml() -> Any:
+    """Return the state of this process's GPU."""
     import torch
 
     from groupbench.operators.measure.telemetry import Nvml

@@ -42,8 +42,6 @@ CHEAP = (MEMORY,)
 """The costs measured by default: they take milliseconds and do not change the process."""
 ALL = (MEMORY, KERNELS, EAGER, ENERGY, COLD, INVARIANCE)
 """All costs: energy takes 0.4 s per cell, cold a new process with empty caches, invariance 70 calls of `prepare`."""
-IDLE = "idle"
-"""The power of the GPU at rest, which is measured once per run, with the energy of its first cell."""
 
 
 def of_cuda(run: Callable[[], Any], wanted: Sequence[str], call_ms: float, nvml: Any) -> Costs:
@@ -54,8 +52,6 @@ def of_cuda(run: Callable[[], Any], wanted: Sequence[str], call_ms: float, nvml:
     names = None
     with contextlib.suppress(Exception):
         if ENERGY in wanted and nvml and nvml.joules() is not None:
-            if IDLE in wanted and (idle_w := idle_watts(nvml.joules)) is not None:
-                values["idle_w"] = idle_w
             values |= _energy(run, call_ms, nvml)
     with contextlib.suppress(Exception):
         if EAGER in wanted:

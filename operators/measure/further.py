@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import msgspec
 
 from groupbench.operators.measure import machine_code, profiler
-from groupbench.operators.measure.costs import COLD, ENERGY, IDLE, Costs
+from groupbench.operators.measure.costs import COLD, Costs
 from groupbench.operators.measure.judge import At, OutputJudgement, Possible
 from groupbench.operators.measure.live import Live, drawn, median_ms, new_secret
 from groupbench.operators.measure.wire import Failure, Request, Shown
@@ -29,13 +29,12 @@ def find_costs(cell: Live, idle_w: float | None = None) -> bool:
     """Measure a call's costs besides latency. Returns False if the process is unusable afterwards.
 
     Args:
-        idle_w: Power of the GPU at rest; None if it is not known, and is measured before the energy.
+        idle_w: Power of the GPU at rest, which no backend's process reports, since its rivals' records have it too.
     """
     wanted = tuple(name for name in cell.job.costs if name not in (COLD, NCU))
     if not wanted or not cell.sound or not cell.bursts:
         return True
-    more = (IDLE,) if ENERGY in wanted and idle_w is None else ()
-    reply = cell.worker.ask(Request("costs", arguments=((*wanted, *more), median_ms(cell.bursts))))
+    reply = cell.worker.ask(Request("costs", arguments=(wanted, median_ms(cell.bursts))))
     if isinstance(reply, Costs):
         cell.metrics |= reply.metrics
         if idle_w is not None and "energy_j" in cell.metrics:

@@ -21,9 +21,9 @@ import msgspec
 from groupbench.operators import registry
 from groupbench.operators.dtypes import BYTES, torch_dtype
 from groupbench.operators.errors import UsageError
-from groupbench.operators.measure import accuracy, environment, exchange, moves, seal, specials, witness
+from groupbench.operators.measure import accuracy, costs, environment, exchange, moves, seal, specials, witness
 from groupbench.operators.measure.arrays import size_of
-from groupbench.operators.measure.cell import _release, _synchronize, answer_requests
+from groupbench.operators.measure.cell import _release, _synchronize, answer_requests, own_nvml
 from groupbench.operators.measure.exchange import Sent
 from groupbench.operators.measure.given import Given, named_tensors
 from groupbench.operators.measure.keeper import Keeper
@@ -78,9 +78,9 @@ class Possible(msgspec.Struct, frozen=True, tag=True):
 
 
 class Gauged(msgspec.Struct, frozen=True, tag=True):
-    """The reply to `gauge`: the slowdown of known work compared with an idle device."""
+    """The reply to `gauge` and `idle_watts`; None if it cannot be measured."""
 
-    stretch: float
+    value: float | None
 
 
 class Examined(msgspec.Struct, frozen=True, tag=True):
@@ -191,6 +191,11 @@ class _Judge:
         """Time known work on the problem's device, which other work there slows down."""
         return Gauged(witness.stretch(self.problem.job.device, self.problem.usual_ms))
 
+    def idle_watts(self) -> Gauged:
+        """Measure the power of the GPU at rest, which belongs to the records of all backends."""
+        joules = own_nvml().joules if self.problem.job.device == "cuda" else lambda: None
+        return Gauged(None if joules() is None else costs.idle_watts(joules))
+
     def pace(self, secret: int, calls: int, copies: tuple[moves.Copied, ...], processor: int | None = None) -> Paced:
         """Time everything in a CPU burst but the calls: moving the inputs, and copying and deleting outputs.
 
@@ -296,7 +301,10 @@ class _Judge:
 
 VERBS: dict[str, Callable[..., Any]] = {
     name: getattr(_Judge, name)
-    for name in ["examine", "load", "gauge", "pace", "can_move", "can_reroute", "can_be_special", "compare", "unload"]
+    for name in [
+        *("examine", "load", "gauge", "idle_watts", "pace", "can_move", "can_reroute", "can_be_special", "compare"),
+        "unload",
+    ]
 }
 """The requests that this process answers."""
 

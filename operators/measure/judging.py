@@ -74,4 +74,9 @@ class Judging:
     def gauge(self) -> float | Failure:
         """Return how many times as long known work takes on the device, by the judging process."""
         gauged = self.ask(Request("gauge"))
-        return gauged.stretch if isinstance(gauged, Gauged) else gauged
+        return gauged.value if isinstance(gauged, Gauged) else gauged  # type: ignore[return-value] # never None
+
+    def idle_watts(self) -> float | None:
+        """Return the power of the GPU at rest, by the judging process."""
+        gauged = self.ask(Request("idle_watts"))
+        return gauged.value if isinstance(gauged, Gauged) else None

@@ -215,8 +215,8 @@ class Live:
         return witness.Timed(burst, wall_ms, processor_ms, run_ms, queued_ms)
 
     def _intruding(self) -> str | None:
-        """Return why the cell disturbs other measurements, or None. Makes further breaks if some were busy."""
-        fault = self.rest.end()
+        """Return why the cell disturbs other measurements, or None. Makes further breaks if the last was busy."""
+        fault, self.rest.excused = self.rest.end(), False
         while self.rest.undecided and self.failure is None:
             if isinstance(self._timed(new_secret()), Failure):
                 return None
@@ -388,14 +388,16 @@ def settle(cells: Sequence[Live]) -> None:
     """Wait until the processes started by preparation are at rest, up to SETTLE_S.
 
     torch.compile starts processes for later compilations, which import torch for seconds. They would lengthen all
-    cells' times, and their own would be accused. A cell without rest is measured all the same.
+    cells' times. A cell without rest is measured all the same, and not accused before it has rested or is finished.
     """
     working = [cell for cell in cells if cell.failure is None and cell.worker.has_started_others()]
     end_s = witness.now() + SETTLE_S
     while working and witness.now() < end_s:
         clocks = [cell.rest.clocks() for cell in working]
         witness.rest(SETTLED_S)
-        working = [cell for cell, before in zip(working, clocks, strict=True) if cell.rest.busy_since(before)]
+        working = [cell for cell, before in zip(working, clocks, strict=True) if cell.rest.busy_since(before, is_first=False)]
+    for cell in working:
+        cell.rest.excused = True
 
 
 def _draw(seed: int, among: int, most: int) -> list[int]:

@@ -53,7 +53,7 @@ class Limits:
     tiny_ms: float = 0.2  # too short to tell its processor time from the rest, and to be descheduled often
     tiny_factor: float = 3.0  # a tiny call takes at most so many times as long as others
 
-    # Processor time between bursts: OpenMP and OpenBLAS spin for some milliseconds before a thread sleeps.
+    # Processor time between bursts: GNU's OpenMP and OpenBLAS spin for some milliseconds before a thread sleeps.
     rest_share: float = 0.01  # of the break
     rest_s: float = 0.02  # for each thread
 
@@ -118,13 +118,15 @@ def too_long(samples_ms: Sequence[float], took_s: float) -> str | None:
     return f"implausible: {total:.4g} ms are reported for calls that took {1e3 * took_s:.4g} ms by the parent's clock"
 
 
-def restless(rested_s: float, spent_s: float, threads: int = 1) -> str | None:
+def restless(rested_s: float, spent_s: float, threads: int = 1, spins: bool = False) -> str | None:
     """Return why processes disturb others that used this processor time in a break of this length, or None.
 
     Args:
         threads: Number of threads on which a call may compute.
+        spins: Whether all but the first wait for the next call without sleeping.
     """
-    if spent_s <= LIMITS.rest_share * rested_s + LIMITS.rest_s * threads:
+    waiting_s = (threads - 1) * rested_s if spins else 0.0
+    if spent_s <= LIMITS.rest_share * rested_s + LIMITS.rest_s * threads + waiting_s:
         return None
     return (
         f"its processes used {spent_s:.2g} s of processor time in the {rested_s:.2g} s between its bursts, in which "

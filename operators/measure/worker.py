@@ -16,7 +16,7 @@ import re
 import resource
 import signal
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -246,6 +246,13 @@ class Worker:
     def has_started_others(self) -> bool:
         """Return whether the process that makes the calls has started other processes that still exist."""
         return len(warden.listed_below(self._process.pid)) > 1
+
+    def has_mapped(self, libraries: Iterable[str]) -> bool:
+        """Return whether the process that makes the calls has loaded one of these libraries."""
+        with contextlib.suppress(OSError):
+            maps = Path(f"/proc/{self._timed()}/maps").read_text(errors="replace")
+            return any(f"/{name}" in maps for name in libraries)
+        return False
 
     def thread_s(self) -> tuple[float, float] | None:
         """Return the times in s that the thread which makes the calls has run, and waited for a free processor."""

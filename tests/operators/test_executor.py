@@ -22,7 +22,7 @@ from groupbench.operators.executor import Machine, Progress
 from groupbench.operators.measure import machine_code, servers, witness, worker
 from groupbench.operators.measure.costs import Costs
 from groupbench.operators.measure.exchange import Sent
-from groupbench.operators.measure.judge import OutputJudgement, Possible
+from groupbench.operators.measure.judge import Gauged, OutputJudgement, Possible
 from groupbench.operators.measure.live import Live
 from groupbench.operators.measure.protocol import Protocol
 from groupbench.operators.measure.wire import Burst, Done, Job, Prepared, Restored, Shown
@@ -387,19 +387,24 @@ def test_an_interpreted_backend_has_one_burst(scripted: type[Scripted]) -> None:
 
 
 def test_the_power_at_rest_is_measured_once_per_run(scripted: type[Scripted], monkeypatch: pytest.MonkeyPatch) -> None:
-    wanted: list[tuple[str, ...]] = []
-    original = Scripted.ask
+    """By the judge: no backend's process reports what is compared with its rivals' power."""
+    judged: list[float] = []
+    original, original_judge = Scripted.ask, ScriptedJudge.ask
 
     def ask(self: Scripted, request: executor.Request) -> object:
-        if request.verb != "costs":
-            return original(self, request)
-        wanted.append(request.arguments[0])
-        return Costs({"energy_j": 1.0} | ({"idle_w": 70.0 + len(wanted)} if "idle" in wanted[-1] else {}))
+        return Costs({"energy_j": 1.0, "idle_w": 5.0}) if request.verb == "costs" else original(self, request)
+
+    def ask_judge(self: ScriptedJudge, request: executor.Request) -> object:
+        if request.verb != "idle_watts":
+            return original_judge(self, request)
+        judged.append(71.0 + len(judged))
+        return Gauged(judged[-1])
 
     monkeypatch.setattr(Scripted, "ask", ask)
+    monkeypatch.setattr(ScriptedJudge, "ask", ask_judge)
     cells = [("torch_loop", EVEN), ("torch_grouped_mm", EVEN), ("torch_loop", SINGLE)]
     records = measure([job(name, shape, plugins=(), costs=("energy",)) for name, shape in cells])
-    assert wanted == [("energy", "idle"), ("energy",), ("energy",)]
+    assert judged == [71.0]
     assert [record.metrics["idle_w"] for record in records] == [71.0] * 3
 
 
