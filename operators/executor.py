@@ -298,7 +298,7 @@ def _load(cells: list[Live]) -> None:
         ready = [cell for cell in cells if cell.failure is None]
         for cell in ready:
             cell.started = time.monotonic()
-            cell.worker.send(Request(verb, _adopted(cell.job) if verb == "adopt" else None))
+            cell.worker.send(Request(verb, (_adopted(cell.job),) if verb == "adopt" else ()))
         for cell in ready:
             cell.take(cell.worker.receive())
 

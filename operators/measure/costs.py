@@ -175,8 +175,11 @@ class CudaMemory:
     def __init__(self) -> None:
         import torch
 
-        self._cuda = torch.cuda
+        self._cuda = cuda = torch.cuda
         self._clear = getattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: None)
+        self.synchronize = cuda.synchronize
+        self.allocated, self.reserved = cuda.memory_allocated, cuda.memory_reserved  # bytes of live tensors, of torch
+        self.reset_peak, self.peak = cuda.reset_peak_memory_stats, cuda.max_memory_allocated
 
     def fresh(self) -> Held:
         """Return the memory in use before a backend is prepared.
@@ -194,29 +197,10 @@ class CudaMemory:
         self._cuda.empty_cache()
         return Held(self.allocated(), outside(self))
 
-    def allocated(self) -> int:
-        """Return the bytes of live tensors."""
-        return int(self._cuda.memory_allocated())
-
-    def reset_peak(self) -> None:
-        """Set the peak to the current bytes."""
-        self._cuda.reset_peak_memory_stats()
-
-    def peak(self) -> int:
-        """Return the peak of `allocated` since `reset_peak`."""
-        return int(self._cuda.max_memory_allocated())
-
-    def reserved(self) -> int:
-        """Return the bytes of the device reserved by torch."""
-        return int(self._cuda.memory_reserved())
-
     def used(self) -> int:
         """Return the used bytes of the device, including other processes."""
         free, total = self._cuda.mem_get_info()
         return int(total - free)
-
-    def synchronize(self) -> None:
-        self._cuda.synchronize()
 
 
 def workspace_mib(run: Callable[[], Any], memory: CudaMemory) -> float:

@@ -34,7 +34,7 @@ def find_costs(cell: Live, idle_w: float | None = None) -> bool:
     wanted = tuple(name for name in cell.job.costs if name not in (COLD, NCU))
     if not wanted or not cell.sound or not cell.bursts:
         return True
-    reply = cell.worker.ask(Request("costs", arguments=(wanted, median_ms(cell.bursts))))
+    reply = cell.worker.ask(Request("costs", (wanted, median_ms(cell.bursts))))
     if isinstance(reply, Costs):
         cell.metrics |= reply.metrics
         if idle_w is not None and "energy_j" in cell.metrics:
@@ -92,16 +92,16 @@ def find_properties(cell: Live) -> bool:
         return True
     for style in range(ROUTINGS):
         seed = ROUTINGS * drawn(28) + style
-        possible = cell.judging.ask(Request("can_reroute", arguments=(seed,)))
+        possible = cell.judging.ask(Request("can_reroute", (seed,)))
         if isinstance(possible, Possible) and possible.possible:
             secret = new_secret()
-            holds = _holds(cell, Request("reroute", arguments=(seed, secret)), At(secret, 0, seed))
+            holds = _holds(cell, Request("reroute", (seed, secret)), At(secret, 0, seed))
             cell.properties["dynamic_routing"] = holds is True and cell.properties.get("dynamic_routing", True)
             if holds is None:
                 return False
     if isinstance(possible := cell.judging.ask(Request("can_be_special")), Possible) and possible.possible:
         seed = drawn(31)
-        holds = _holds(cell, Request("special", arguments=(seed,)), At(special=seed))
+        holds = _holds(cell, Request("special", (seed,)), At(special=seed))
         cell.properties["special_values"] = holds is True
         return holds is not None
     return True

@@ -95,8 +95,7 @@ JudgeAnswer = OutputJudgement | Possible | Gauged | Examined | Paced | Done | Fa
 
 def serve(connection: Connection, file: int, device: str) -> None:
     """Answer requests until the pipe closes. A GPU is made ready as soon as no request waits."""
-    judge = _Judge()
-    answer_requests(connection, VERBS, lambda request, before: judge, _make_ready if device == "cuda" else None)
+    answer_requests(connection, _Judge(), VERBS, _make_ready if device == "cuda" else None)
 
 
 def _make_ready() -> None:
@@ -118,7 +117,7 @@ class _Problem:
         self.shape = job.shape_of(self.operator)
         self.inputs = self.draw(job.seed)
         self._check_inputs()
-        self.moves = moves.of(self.operator, self.inputs, self.draw)
+        self.moves = moves.Moves(self.inputs, self.operator.moves, draw=self.draw)
         self.buffers: list[list[Any]] = []
         self.output: tuple[Any, ...] = ()  # the parts of the last output that was judged
         self._at: At | None = None
@@ -149,7 +148,7 @@ class _Problem:
         """Return the reference for inputs in the state `at`, which is computed once."""
         if at != self._at:
             self._at = self._reference = None
-            _release(self.job.device)
+            _release()
             held = None
             if at.rerouted is not None:
                 self.moves.set(None)
@@ -183,9 +182,9 @@ class _Judge:
         """Make a problem's inputs, unless they exist."""
         if self._loaded is None or _facts(self._loaded.job) != _facts(job):
             self.unload()
-            _release(job.device)  # the inputs of a problem that did not fit
+            _release()  # the inputs of a problem that did not fit
             self._loaded = _Problem(job)
-        return Done("loaded")
+        return Done()
 
     def gauge(self) -> Gauged:
         """Time known work on the problem's device, which other work there slows down."""
@@ -193,8 +192,8 @@ class _Judge:
 
     def idle_watts(self) -> Gauged:
         """Measure the power of the GPU at rest, which belongs to the records of all backends."""
-        joules = own_nvml().joules if self.problem.job.device == "cuda" else lambda: None
-        return Gauged(None if joules() is None else costs.idle_watts(joules))
+        nvml = own_nvml() if self.problem.job.device == "cuda" else None
+        return Gauged(costs.idle_watts(nvml.joules) if nvml and nvml.joules() is not None else None)
 
     def pace(self, secret: int, calls: int, copies: tuple[moves.Copied, ...], processor: int | None = None) -> Paced:
         """Time everything in a CPU burst but the calls: moving the inputs, and copying and deleting outputs.
@@ -286,25 +285,20 @@ class _Judge:
         if at.special is not None:
             self.unload()  # the inputs cannot be restored
         del outputs, reference, tensors
-        _release(device)
+        _release()
         return OutputJudgement(measured, LATE if late else fault, size)
 
     def unload(self) -> Done:
         """Release the problem's memory."""
         if self._loaded is not None:
-            device = self._loaded.job.device
             self._loaded = None
             gc.collect()
-            _release(device)
-        return Done("unloaded")
+            _release()
+        return Done()
 
 
 VERBS: dict[str, Callable[..., Any]] = {
-    name: getattr(_Judge, name)
-    for name in [
-        *("examine", "load", "gauge", "idle_watts", "pace", "can_move", "can_reroute", "can_be_special", "compare"),
-        "unload",
-    ]
+    name: method for name, method in vars(_Judge).items() if callable(method) and not name.startswith("_")
 }
 """The requests that this process answers."""
 

@@ -52,7 +52,7 @@ class Judging:
     def ask(self, request: Request) -> Any:
         """Return the judge's answer, or a Failure."""
         judge = self._judge()
-        loaded = judge.ask(Request("load", arguments=(self._judged_job,)))
+        loaded = judge.ask(Request("load", (self._judged_job,)))
         return loaded if isinstance(loaded, Failure) else judge.ask(request)
 
     def compare(
@@ -68,7 +68,7 @@ class Judging:
         # is close to a tolerance would be beyond it now and then.
         slack = 1.0 if at == FIRST else SLACK if at.rerouted is None and at.special is None else REROUTED_SLACK
         arguments = (sent, self._worker.path, at, self._row, self._job.rtol, self._job.atol, slack, named, first_rms)
-        judged: OutputJudgement | Failure = self.ask(Request("compare", arguments=arguments))
+        judged: OutputJudgement | Failure = self.ask(Request("compare", arguments))
         return judged
 
     def gauge(self) -> float | Failure:

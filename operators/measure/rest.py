@@ -31,6 +31,8 @@ class Rest:
     excused  whether work that preparation has started is still going on, which may end
     """
 
+    _since: tuple[float, float] | None  # by `clocks`, at the last look
+
     def __init__(self, worker: Worker, device: str) -> None:
         self._worker = worker
         one_thread = device == "cuda" or os.environ.get("OMP_NUM_THREADS") == "1"
@@ -52,7 +54,7 @@ class Rest:
 
     def forget(self) -> None:
         """Begin to count again."""
-        self._since: tuple[float, float] | None = None  # by `clocks`, at the last look
+        self._since = None
         self._balance, self._is_first = 0, True
         self._fault: str | None = None  # by the last look
         self.excused = False

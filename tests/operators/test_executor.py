@@ -25,7 +25,7 @@ from groupbench.operators.measure.exchange import Sent
 from groupbench.operators.measure.judge import Gauged, OutputJudgement, Possible
 from groupbench.operators.measure.live import Live
 from groupbench.operators.measure.protocol import Protocol
-from groupbench.operators.measure.wire import Burst, Done, Job, Prepared, Restored, Shown
+from groupbench.operators.measure.wire import Burst, Done, Job, Prepared, Shown
 from groupbench.tracker.facts.record import Accuracy, Code, Commit, Environment, Kernel, Record, Run, decode, encode
 
 pytestmark = pytest.mark.usefixtures("unaudited")
@@ -251,8 +251,9 @@ class Scripted:
         Scripted.started.append(self)
 
     def send(self, request: executor.Request) -> None:
-        if request.job:
-            self.backend, self.samples = request.job.backend, request.job.protocol.samples
+        if request.verb == "adopt":
+            (job,) = request.arguments
+            self.backend, self.samples = job.backend, job.protocol.samples
 
     def receive(self) -> object:
         return "loaded"
@@ -273,8 +274,8 @@ class Scripted:
             case "show":
                 return Shown(NOTHING)
             case "restore":
-                return Restored()
-        return Done(request.verb)
+                return Done()
+        return Done()
 
     def has_started_others(self) -> bool:
         return False
@@ -282,7 +283,8 @@ class Scripted:
     def processor_s(self) -> float:
         return 0.0
 
-    def thread_s(self) -> None: ...
+    def thread_s(self) -> tuple[float, float]:
+        return 0.0, 0.0
 
     def scheduling(self) -> None: ...
 
@@ -304,7 +306,7 @@ class ScriptedJudge:
     def ask(self, request: executor.Request) -> object:
         if request.verb == "compare":
             return OutputJudgement(Accuracy(rms=0.0), None)
-        return Possible(False) if request.verb == "can_reroute" else Done(request.verb)
+        return Possible(False) if request.verb == "can_reroute" else Done()
 
     def scheduling(self) -> None: ...
 
