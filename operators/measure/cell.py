@@ -183,7 +183,8 @@ class CellHandler:
 
     def load(self) -> Done:
         """Open the device and make the inputs. None of this is timed."""
-        self._make_inputs()
+        self.shape = self.job.shape_of(self.operator)
+        self.inputs = self._draw(self.job.seed)
         _synchronize(self.job.device)
         return Done()
 
@@ -262,7 +263,7 @@ class CellHandler:
         """Return the costs of a call other than its latency. Costs that cannot be measured are omitted."""
         ready = self.ready
         ready.moves.set(None)
-        invariance = self._invariance() if costs.INVARIANCE in wanted else {}
+        invariance = _invariance(self) if costs.INVARIANCE in wanted else {}
         if self.job.device != "cuda":
             return Costs(invariance)
         enqueue_ms = ready.timer.host_ms() if isinstance(ready.timer, GpuTimer) else None
@@ -288,7 +289,7 @@ class CellHandler:
         ready.moves.set(None)
         held = moves.reroute(self.operator, self.shape, self.inputs, seed)
         ready.moves.set(secret)
-        shown = self._shown_again()
+        shown = _shown_again(self)
         for tensor, before in held or ():
             tensor.copy_(before)
         return shown
@@ -301,14 +302,10 @@ class CellHandler:
         """
         self.unload()
         pads = _pads(seed, self.job.device)
-        self._make_inputs()
+        self.load()
         self._ready = self._timed(*self._prepared(), replace(self.job.protocol, samples=samples))
         self._ready.pads = pads
         return Done()
-
-    def _make_inputs(self) -> None:
-        self.shape = self.job.shape_of(self.operator)
-        self.inputs = self._draw(self.job.seed)
 
     def _draw(self, seed: int) -> Any:
         return self.operator.make_inputs(self.shape, self.job.dtype, self.job.device, seed)
@@ -362,32 +359,31 @@ class CellHandler:
         self.ready.moves.set(None)
         specials.write(self.operator, self.inputs, seed)
         self.ready.moves.refresh()
-        return self._shown_again()
-
-    def loaded(self) -> Seen:
-        """Return the files and libraries that this process has loaded."""
-        return Seen(*loaded.watch().loaded())
-
-    def _shown_again(self) -> Shown:
-        """Return the output of one more call."""
-        form, parts = exchange.plain_parts(self.ready.timer.run(), self.job.device)
-        self.shown = [part.clone() for part in parts]
-        _synchronize(self.job.device)
-        return Shown(exchange.send(form, self.shown, self.file, by_handle=True))
-
-    def _invariance(self) -> dict[str, float]:
-        """Return the metric `batch_invariant`; nothing for interpreted kernels, whose bits are not those of a GPU."""
-        placements = self.operator.placements
-        if placements is None or self.ready.interpreted:
-            return {}
-        invariant = batch_invariant(self.backend.prepare, placements(self.inputs))
-        return {} if invariant is None else {"batch_invariant": float(invariant)}
+        return _shown_again(self)
 
 
 VERBS: dict[str, Callable[..., Any]] = {
     name: method for name, method in vars(CellHandler).items() if callable(method) and not name.startswith("_")
 }
 """The requests that this process answers."""
+VERBS["loaded"] = lambda handler: Seen(*loaded.watch().loaded())
+
+
+def _shown_again(handler: CellHandler) -> Shown:
+    """Return the output of one more call."""
+    form, parts = exchange.plain_parts(handler.ready.timer.run(), handler.job.device)
+    handler.shown = [part.clone() for part in parts]
+    _synchronize(handler.job.device)
+    return Shown(exchange.send(form, handler.shown, handler.file, by_handle=True))
+
+
+def _invariance(handler: CellHandler) -> dict[str, float]:
+    """Return the metric `batch_invariant`; nothing for interpreted kernels, whose bits are not those of a GPU."""
+    placements = handler.operator.placements
+    if placements is None or handler.ready.interpreted:
+        return {}
+    invariant = batch_invariant(handler.backend.prepare, placements(handler.inputs))
+    return {} if invariant is None else {"batch_invariant": float(invariant)}
 
 
 def _altered(ready: _Ready, keeper: Keeper) -> str | None:

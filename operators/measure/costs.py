@@ -20,6 +20,8 @@ from typing import Any
 
 import msgspec
 
+from groupbench.operators.measure.compiled import replaced
+
 _now = time.perf_counter
 
 MIB = 1 << 20
@@ -136,13 +138,8 @@ def building() -> Iterator[Building]:
             if not total._depth:
                 total.tuned_ms = (total.tuned_ms or 0.0) + 1e3 * (_now() - begun)
 
-    knobs.compilation.listener = listener
-    Autotuner._bench = bench
-    try:
+    with replaced(knobs.compilation, "listener", listener), replaced(Autotuner, "_bench", bench):
         yield total
-    finally:
-        knobs.compilation.listener = before
-        Autotuner._bench = original
 
 
 # ---- memory

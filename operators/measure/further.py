@@ -12,7 +12,7 @@ import msgspec
 
 from groupbench.operators.measure import machine_code, profiler
 from groupbench.operators.measure.costs import COLD, Costs
-from groupbench.operators.measure.judge import At, OutputJudgement, Possible
+from groupbench.operators.measure.judge import At, OutputJudgement
 from groupbench.operators.measure.live import Live, drawn, median_ms, new_secret
 from groupbench.operators.measure.wire import Failure, Request, Shown
 from groupbench.tracker.facts.metrics import NCU
@@ -92,14 +92,13 @@ def find_properties(cell: Live) -> bool:
         return True
     for style in range(ROUTINGS):
         seed = ROUTINGS * drawn(28) + style
-        possible = cell.judging.ask(Request("can_reroute", (seed,)))
-        if isinstance(possible, Possible) and possible.possible:
+        if cell.judging.told("can_reroute", seed) is True:
             secret = new_secret()
             holds = _holds(cell, Request("reroute", (seed, secret)), At(secret, 0, seed))
             cell.properties["dynamic_routing"] = holds is True and cell.properties.get("dynamic_routing", True)
             if holds is None:
                 return False
-    if isinstance(possible := cell.judging.ask(Request("can_be_special")), Possible) and possible.possible:
+    if cell.judging.told("can_be_special") is True:
         seed = drawn(31)
         holds = _holds(cell, Request("special", (seed,)), At(special=seed))
         cell.properties["special_values"] = holds is True

@@ -71,16 +71,10 @@ class OutputJudgement(msgspec.Struct, frozen=True, tag=True):
     size: int = 0
 
 
-class Possible(msgspec.Struct, frozen=True, tag=True):
-    """The reply to `can_move`, `can_reroute` and `can_be_special`."""
+class Told(msgspec.Struct, frozen=True, tag=True):
+    """The reply to questions: a number, None if it cannot be measured, or whether something is possible."""
 
-    possible: bool
-
-
-class Gauged(msgspec.Struct, frozen=True, tag=True):
-    """The reply to `gauge` and `idle_watts`; None if it cannot be measured."""
-
-    value: float | None
+    value: bool | float | None
 
 
 class Examined(msgspec.Struct, frozen=True, tag=True):
@@ -90,7 +84,7 @@ class Examined(msgspec.Struct, frozen=True, tag=True):
     capability: tuple[int, int] | None
 
 
-JudgeAnswer = OutputJudgement | Possible | Gauged | Examined | Paced | Done | Failure
+JudgeAnswer = OutputJudgement | Told | Examined | Paced | Done | Failure
 
 
 def serve(connection: Connection, file: int, device: str) -> None:
@@ -186,14 +180,14 @@ class _Judge:
             self._loaded = _Problem(job)
         return Done()
 
-    def gauge(self) -> Gauged:
+    def gauge(self) -> Told:
         """Time known work on the problem's device, which other work there slows down."""
-        return Gauged(witness.stretch(self.problem.job.device, self.problem.usual_ms))
+        return Told(witness.stretch(self.problem.job.device, self.problem.usual_ms))
 
-    def idle_watts(self) -> Gauged:
+    def idle_watts(self) -> Told:
         """Measure the power of the GPU at rest, which belongs to the records of all backends."""
         nvml = own_nvml() if self.problem.job.device == "cuda" else None
-        return Gauged(costs.idle_watts(nvml.joules) if nvml and nvml.joules() is not None else None)
+        return Told(costs.idle_watts(nvml.joules) if nvml and nvml.joules() is not None else None)
 
     def pace(self, secret: int, calls: int, copies: tuple[moves.Copied, ...], processor: int | None = None) -> Paced:
         """Time everything in a CPU burst but the calls: moving the inputs, and copying and deleting outputs.
@@ -228,20 +222,20 @@ class _Judge:
         wall_ms, processor_ms, run_ms = (1e3 * seconds for seconds in took)
         return Paced(wall_ms, processor_ms, torch.get_num_threads(), run_ms)
 
-    def can_move(self) -> Possible:
+    def can_move(self) -> Told:
         """Return whether this problem's inputs change between calls. If not, a stale result is not noticed."""
-        return Possible(self.problem.moves.any)
+        return Told(self.problem.moves.any)
 
-    def can_reroute(self, seed: int) -> Possible:
+    def can_reroute(self, seed: int) -> Told:
         """Return whether this problem has another routing."""
         held = moves.reroute(self.problem.operator, self.problem.shape, self.problem.inputs, seed)
         for tensor, before in held or ():
             tensor.copy_(before)
-        return Possible(held is not None)
+        return Told(held is not None)
 
-    def can_be_special(self) -> Possible:
+    def can_be_special(self) -> Told:
         """Return whether any input can hold special values."""
-        return Possible(specials.possible(self.problem.operator, self.problem.inputs) and self.problem.moves.any)
+        return Told(specials.possible(self.problem.operator, self.problem.inputs) and self.problem.moves.any)
 
     def compare(
         self,

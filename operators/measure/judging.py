@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from groupbench.operators.measure.exchange import Sent
-from groupbench.operators.measure.judge import At, Gauged, OutputJudgement
+from groupbench.operators.measure.judge import At, OutputJudgement, Told
 from groupbench.operators.measure.wire import Failure, Job, Request
 from groupbench.operators.measure.worker import Judge, Worker
 from groupbench.operators.registry import get_backend, get_operator, home_of
@@ -71,12 +71,12 @@ class Judging:
         judged: OutputJudgement | Failure = self.ask(Request("compare", arguments))
         return judged
 
+    def told(self, verb: str, *arguments: Any) -> Any:
+        """Return what the judging process says about this cell's problem or the device, or a Failure."""
+        reply = self.ask(Request(verb, arguments))
+        return reply.value if isinstance(reply, Told) else reply
+
     def gauge(self) -> float | Failure:
         """Return how many times as long known work takes on the device, by the judging process."""
-        gauged = self.ask(Request("gauge"))
-        return gauged.value if isinstance(gauged, Gauged) else gauged  # type: ignore[return-value] # never None
-
-    def idle_watts(self) -> float | None:
-        """Return the power of the GPU at rest, by the judging process."""
-        gauged = self.ask(Request("idle_watts"))
-        return gauged.value if isinstance(gauged, Gauged) else None
+        gauged: float | Failure = self.told("gauge")
+        return gauged

@@ -71,9 +71,6 @@ class Forked:
             self._code = NUMBER.unpack(number)[0] if number else LOST
         return self._code
 
-    def is_alive(self) -> bool:
-        return self.exitcode is None
-
     def join(self, timeout: float | None = None) -> None:
         """Wait until the process has ended, at most `timeout` seconds."""
         if self._code is None:

@@ -145,7 +145,7 @@ class AbServer:
             reply = self._judging().ask(Request("can_move"))
         if isinstance(reply, Failure):
             return self._end_on_failure(reply)
-        self._moving, self._audited = reply.possible, None
+        self._moving, self._audited = reply.value, None
         live = Live(self._job, self._checker, self._judging, self._held_to)
         live.prepare()
         if live.going and not live.problem:

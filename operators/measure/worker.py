@@ -232,10 +232,10 @@ class Worker:
 
     def kill(self) -> None:
         """Kill the process and all processes started by it."""
-        if self._process.is_alive():
+        if self._process.exitcode is None:
             self._process.signal(signal.SIGTERM, signal.SIGCONT)  # its cell may have stopped it
             self._process.join(END_S)
-        if self._process.is_alive():  # the fork server adopts and kills the processes below it
+        if self._process.exitcode is None:  # the fork server adopts and kills the processes below it
             self._process.signal(signal.SIGKILL)
             self._process.join(END_S)
 
@@ -358,7 +358,7 @@ def call(
         raise WorkerLost(f"its answer could not be read: {error}") from None
     finally:
         channel.close()
-        if process.is_alive():
+        if process.exitcode is None:
             process.join(5)
             process.signal(signal.SIGKILL)
     raise {kind.__name__: kind for kind in (UsageError, PlanError)}.get(called.kind, GroupbenchError)(called.failure)

@@ -22,7 +22,7 @@ from groupbench.operators.executor import Machine, Progress
 from groupbench.operators.measure import machine_code, servers, witness, worker
 from groupbench.operators.measure.costs import Costs
 from groupbench.operators.measure.exchange import Sent
-from groupbench.operators.measure.judge import Gauged, OutputJudgement, Possible
+from groupbench.operators.measure.judge import OutputJudgement, Told
 from groupbench.operators.measure.live import Live
 from groupbench.operators.measure.protocol import Protocol
 from groupbench.operators.measure.wire import Burst, Done, Job, Prepared, Shown
@@ -187,7 +187,7 @@ def test_a_hang_is_a_timeout_and_the_next_problem_is_measured(faulty: str, monke
     hanging: list[worker.Worker] = []
 
     def impatient(self: worker.Worker, request: executor.Request) -> None:
-        if request.job is not None and request.job.backend == "hangs":
+        if request.verb == "adopt" and request.arguments[0].backend == "hangs":
             hanging.append(self)
         self.timeout_s = 2.0 if request.verb == "prepare" and self in hanging else TIMEOUT_S
         send(self, request)
@@ -306,7 +306,7 @@ class ScriptedJudge:
     def ask(self, request: executor.Request) -> object:
         if request.verb == "compare":
             return OutputJudgement(Accuracy(rms=0.0), None)
-        return Possible(False) if request.verb == "can_reroute" else Done()
+        return Told(False) if request.verb == "can_reroute" else Done()
 
     def scheduling(self) -> None: ...
 
@@ -400,7 +400,7 @@ def test_the_power_at_rest_is_measured_once_per_run(scripted: type[Scripted], mo
         if request.verb != "idle_watts":
             return original_judge(self, request)
         judged.append(71.0 + len(judged))
-        return Gauged(judged[-1])
+        return Told(judged[-1])
 
     monkeypatch.setattr(Scripted, "ask", ask)
     monkeypatch.setattr(ScriptedJudge, "ask", ask_judge)
