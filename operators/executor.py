@@ -281,7 +281,7 @@ def _batch_records(
         cell.finish(secret)
         cell.repeat(bursts)
         if workers.idle_w is None and ENERGY in cell.job.costs and cell.sound:
-            watts = cell.judging.told("idle_watts")
+            watts = cell.judging.value_of("idle_watts")
             workers.idle_w = watts if isinstance(watts, float) else None
         sound = find_costs(cell, workers.idle_w) and find_properties(cell)
         if problem := find_profile(cell):

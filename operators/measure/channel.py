@@ -60,7 +60,7 @@ class Channel:
         Args:
             over: A descriptor that becomes readable when the process has ended.
             limit_s: Longest time to wait for the whole reply.
-            doing: What is waited for.
+            doing: Names the request in the log.
 
         Raises:
             TimeoutError: There is no whole reply in time.

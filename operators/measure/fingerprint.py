@@ -51,7 +51,7 @@ class Fingerprints:
         self._tracked = _tracked(root)
         self._hashes: dict[tuple[str, int, int], str | None] = {}
         self._folders: dict[str, bool] = {}
-        self._includes: dict[str, tuple[str, ...]] = {}  # ends of what a source includes, by the source's hash
+        self._includes: dict[str, tuple[str, ...]] = {}  # ends of the included paths, by the source's hash
 
     def of(self, noted: Iterable[Noted], libraries: Iterable[str]) -> Loaded:
         """Return the fingerprint of a process.

@@ -42,7 +42,7 @@ FORK_WAIT_S = 0.05
 
 
 class _Server:
-    """The state of a fork server. `children` are its processes."""
+    """The state of a fork server. `children` are the forked processes."""
 
     def __init__(self, control: int) -> None:
         self._control = socket.socket(fileno=control)

@@ -29,7 +29,7 @@ def find_costs(cell: Live, idle_w: float | None = None) -> bool:
     """Measure a call's costs besides latency. Returns False if the process is unusable afterwards.
 
     Args:
-        idle_w: Power of the GPU at rest, which no backend's process reports, since its rivals' records have it too.
+        idle_w: Power of the GPU at rest, which no backend's process reports, since the records of rivals have it too.
     """
     wanted = tuple(name for name in cell.job.costs if name not in (COLD, NCU))
     if not wanted or not cell.sound or not cell.bursts:
@@ -92,13 +92,13 @@ def find_properties(cell: Live) -> bool:
         return True
     for style in range(ROUTINGS):
         seed = ROUTINGS * drawn(28) + style
-        if cell.judging.told("can_reroute", seed) is True:
+        if cell.judging.value_of("can_reroute", seed) is True:
             secret = new_secret()
             holds = _holds(cell, Request("reroute", (seed, secret)), At(secret, 0, seed))
             cell.properties["dynamic_routing"] = holds is True and cell.properties.get("dynamic_routing", True)
             if holds is None:
                 return False
-    if cell.judging.told("can_be_special") is True:
+    if cell.judging.value_of("can_be_special") is True:
         seed = drawn(31)
         holds = _holds(cell, Request("special", (seed,)), At(special=seed))
         cell.properties["special_values"] = holds is True

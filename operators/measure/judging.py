@@ -71,12 +71,12 @@ class Judging:
         judged: OutputJudgement | Failure = self.ask(Request("compare", arguments))
         return judged
 
-    def told(self, verb: str, *arguments: Any) -> Any:
-        """Return what the judging process says about this cell's problem or the device, or a Failure."""
+    def value_of(self, verb: str, *arguments: Any) -> Any:
+        """Return the value in the judging process's reply, or a Failure."""
         reply = self.ask(Request(verb, arguments))
         return reply.value if isinstance(reply, Told) else reply
 
     def gauge(self) -> float | Failure:
         """Return how many times as long known work takes on the device, by the judging process."""
-        gauged: float | Failure = self.told("gauge")
+        gauged: float | Failure = self.value_of("gauge")
         return gauged

@@ -77,7 +77,7 @@ share of plausible bursts of an honest backend on a busy machine, that of a forg
 decides. Stalls make plausible times implausible, and rarely the reverse, so half of an honest backend's bursts suffice.
 A fixed share of a quarter acquitted two of 84 cheats on a machine that stalls."""
 VOTES = {True: math.log(HONEST / FORGED), False: math.log((1 - HONEST) / (1 - FORGED))}
-"""What a plausible and an implausible burst add to the logarithm of the likelihood ratio."""
+"""The votes of a plausible and an implausible burst: terms of the logarithm of the likelihood ratio."""
 
 
 def too_long(samples_ms: Sequence[float], took_s: float) -> str | None:
@@ -253,10 +253,10 @@ class _Ended(Exception):
     """A fault of another kind, or a Failure, which ends a check."""
 
 
-def _answer(answer: T | Failure | str) -> T:
-    if isinstance(answer, (Failure, str)):
-        raise _Ended(answer)
-    return answer
+def _checked(reply: T | Failure | str) -> T:
+    if isinstance(reply, (Failure, str)):
+        raise _Ended(reply)
+    return reply
 
 
 def audit(
@@ -298,10 +298,10 @@ def audit(
                 return None
             # A gauge takes as long as an attempt, and would explain times that may yet be found plausible.
             if attempt == LIMITS.attempts - 1 or least.problem(median_ms) is not None:
-                gauges.append(_answer(gauge()))
+                gauges.append(_checked(gauge()))
         if evidence > -limit and least.problem(median_ms) is None and least.is_confirmed(median_ms):
             return None
-        stretched = statistics.median(gauges or [_answer(gauge())])
+        stretched = statistics.median(gauges or [_checked(gauge())])
     except _Ended as ended:
         fault: str | Failure = ended.args[0]
         return fault
@@ -319,12 +319,12 @@ def _evidence(
     median_ms: float,
 ) -> float:
     """Measure some bursts, each between two without calls, and return the sum of their votes."""
-    votes, before = 0.0, _answer(pace(calls))
+    votes, before = 0.0, _checked(pace(calls))
     least.take_rest(before, calls)
     for _ in range(bursts):
-        timed = _answer(ask(calls))
+        timed = _checked(ask(calls))
         calls = len(timed.burst.samples_ms)
-        after = _answer(pace(calls))
+        after = _checked(pace(calls))
         least.take_rest(after, calls)
         least.take(timed)
         votes += _vote(timed, before, after, least, median_ms)
@@ -333,9 +333,9 @@ def _evidence(
 
 
 def _vote(timed: Timed, before: Paced, after: Paced, least: Least, median_ms: float) -> float:
-    """Return what a burst adds to the evidence: whether its times are plausible at the processor's speed around it.
+    """Return a burst's vote: whether its times are plausible at the processor's speed around it.
 
-    Nothing if the two bursts without calls differ: a stall, or a neighbour on the same core, came between.
+    It is 0 if the two bursts without calls differ: a stall, or a neighbour on the same core, came between.
     """
     calls, now_least = len(timed.burst.samples_ms), Least()
     for paced in (before, after):

@@ -227,7 +227,7 @@ class Worker:
         return warden.last_processor(self._timed())
 
     def _timed(self) -> int:
-        """Return the id of the process that makes the calls, below its warden; 0 if it has ended."""
+        """Return the id of the process that makes the calls, below the warden; 0 if it has ended."""
         return next(iter(warden.listed_below(self._process.pid)), 0)
 
     def kill(self) -> None:

@@ -389,7 +389,7 @@ def test_an_interpreted_backend_has_one_burst(scripted: type[Scripted]) -> None:
 
 
 def test_the_power_at_rest_is_measured_once_per_run(scripted: type[Scripted], monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the judge: no backend's process reports what is compared with its rivals' power."""
+    """The judge measures it, since the records of all backends have it."""
     judged: list[float] = []
     original, original_judge = Scripted.ask, ScriptedJudge.ask
 
