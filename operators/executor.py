@@ -24,6 +24,7 @@ from groupbench.operators.errors import WorkerLost
 from groupbench.operators.foreign import facts_of, learn
 from groupbench.operators.measure import environment, machine_code, servers
 from groupbench.operators.measure.cold import first_results
+from groupbench.operators.measure.costs import ENERGY
 from groupbench.operators.measure.further import (
     begin_analysis,
     describe_kernels,
@@ -90,7 +91,7 @@ class Workers:
     def __init__(self, timeout_s: float, judge: Judge | None = None, spares: Iterable[Worker] = ()) -> None:
         """Take the judging process, and processes for cells without plugins, if they have been started."""
         self.timeout_s = timeout_s
-        self.idle_w: float | None = None  # power of the GPU at rest, once a cell has measured it
+        self.idle_w: float | None = None  # power of the GPU at rest, once the judge has measured it
         self.reasons: dict[tuple[Any, ...], str | None] = {}  # answers of plugins to whether a backend can run
         self._alive: dict[tuple[str, ...], Worker] = {}
         self._judge = judge
@@ -270,6 +271,8 @@ def _batch_records(
             if _wants_burst(cell, number):
                 cool(cell.job)
                 cell.burst(secret, chosen)
+            for other in cells:
+                other.rest.look()
             progress.advance(1 / (bursts + 1))
     warm_up(cells)
     begin_analysis(cells)
@@ -277,8 +280,10 @@ def _batch_records(
     for cell in cells:
         cell.finish(secret)
         cell.repeat(bursts)
+        if workers.idle_w is None and ENERGY in cell.job.costs and cell.sound:
+            watts = cell.judging.value_of("idle_watts")
+            workers.idle_w = watts if isinstance(watts, float) else None
         sound = find_costs(cell, workers.idle_w) and find_properties(cell)
-        workers.idle_w = cell.metrics.get("idle_w", workers.idle_w)
         if problem := find_profile(cell):
             progress.missed(f"{_name(cell.job)} has no profile. {problem}")
         record = _finished(cell, machine, run)
@@ -294,7 +299,7 @@ def _load(cells: list[Live]) -> None:
         ready = [cell for cell in cells if cell.failure is None]
         for cell in ready:
             cell.started = time.monotonic()
-            cell.worker.send(Request(verb, _adopted(cell.job) if verb == "adopt" else None))
+            cell.worker.send(Request(verb, (_adopted(cell.job),) if verb == "adopt" else ()))
         for cell in ready:
             cell.take(cell.worker.receive())
 

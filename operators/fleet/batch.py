@@ -155,7 +155,7 @@ class _KeptWorkers:
     def start(self, device: str, jobs: Sequence[Job]) -> Machine:
         with self._guard:
             self._judge = Judge(device, OPENING_S)
-            self._judge.send(Request("examine", arguments=(device,)))
+            self._judge.send(Request("examine", (device,)))
             preload(*executor.imports(list(jobs)))
             self._spares = [Spare(device, OPENING_S) for _ in jobs]
             examined = self._judge.receive()

@@ -8,6 +8,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterable
 from datetime import UTC, datetime
+from typing import Any
 
 from groupbench.operators import executor
 from groupbench.operators.errors import GroupbenchError
@@ -89,74 +90,49 @@ def main(arguments: list[str] | None = None) -> int:
     except GroupbenchError as error:
         print(f"groupbench: {error}", file=sys.stderr)
         return error.exit_code
-    outcomes = {cheat.name: _outcome(records[cheat.name]) for cheat in cheats}
-    honest = {name: records[name] for name in HONEST[device]}
-    unchecked = [name for name, record in honest.items() if is_not_checked(record)]
-    flagged = [
-        name for name, record in honest.items() if name not in unchecked and record.status not in ("ok", "unavailable")
-    ]
-    if options.json:
-        print(json.dumps(_as_json(device, cheats, records, outcomes, flagged, unchecked)))
-    else:
-        _print(device, cheats, records, outcomes, flagged, unchecked)
-    if flagged or "passed" in outcomes.values():
+    report = _report(device, cheats, records)
+    print(json.dumps(report) if options.json else _as_text(report))
+    if report["flagged"] or report["counts"]["passed"]:
         return ExitCode.FAILED
-    return ExitCode.INCOMPLETE if unchecked or "not checked" in outcomes.values() else ExitCode.OK
+    return ExitCode.INCOMPLETE if report["unchecked"] or report["counts"]["not checked"] else ExitCode.OK
 
 
-def _outcome(record: Record) -> str:
-    return "not checked" if is_not_checked(record) else "passed" if caught_by(record) is None else "caught"
-
-
-def _print(
-    device: str,
-    cheats: list[Cheat],
-    records: dict[str, Record],
-    outcomes: dict[str, str],
-    flagged: list[str],
-    unchecked: list[str],
-) -> None:
+def _report(device: str, cheats: list[Cheat], records: dict[str, Record]) -> dict[str, Any]:
+    """Return the outcome of each cheat, and the messages of honest backends that were accused or not checked."""
+    rows: list[dict[str, Any]] = []
     for cheat in cheats:
-        record, outcome = records[cheat.name], outcomes[cheat.name]
-        outcome = f"caught by {caught_by(record)}" if outcome == "caught" else outcome.upper()
-        print(f"{cheat.kind:22} {cheat.name:24} {outcome:30} {(record.message or '')[:110]}".rstrip())
-    counts = Counter(outcomes.values())
-    totals = ", ".join(f"{counts[outcome]} {outcome}" for outcome in OUTCOMES)
-    by = Counter(caught_by(records[name]) for name, outcome in outcomes.items() if outcome == "caught")
-    print(f"\n{len(cheats)} cheats on the {device}: {totals}")
-    print("caught by: " + ", ".join(f"{name} {count}" for name, count in by.most_common()))
-    honest = [name for name in HONEST[device] if name not in (*flagged, *unchecked)]
-    others = "".join(f"; {name}: {records[name].message}" for name in (*flagged, *unchecked))
-    print(f"honest backends: {', '.join(honest)} ok{others}")
-
-
-def _as_json(
-    device: str,
-    cheats: list[Cheat],
-    records: dict[str, Record],
-    outcomes: dict[str, str],
-    flagged: list[str],
-    unchecked: list[str],
-) -> dict[str, object]:
-    rows = [
-        {
+        record, by = records[cheat.name], caught_by(records[cheat.name])
+        rows.append({
             "name": cheat.name,
             "kind": cheat.kind,
-            "outcome": outcomes[cheat.name],
-            "caught_by": caught_by(records[cheat.name]),
+            "outcome": "not checked" if is_not_checked(record) else "passed" if by is None else "caught",
+            "caught_by": by,
             "expected": cheat.expected,
-            "status": records[cheat.name].status,
-            "message": records[cheat.name].message,
-        }
-        for cheat in cheats
-    ]
+            "status": record.status,
+            "message": record.message,
+        })  # fmt: skip
+    honest = {name: records[name] for name in HONEST[device] if records[name].status not in ("ok", "unavailable")}
     return {
         "device": device,
-        "counts": {outcome: [*outcomes.values()].count(outcome) for outcome in OUTCOMES},
+        "counts": {outcome: sum(row["outcome"] == outcome for row in rows) for outcome in OUTCOMES},
         "cheats": rows,
-        "flagged": {name: records[name].message for name in flagged},
-        "unchecked": {name: records[name].message for name in unchecked},
+        "flagged": {name: record.message for name, record in honest.items() if not is_not_checked(record)},
+        "unchecked": {name: record.message for name, record in honest.items() if is_not_checked(record)},
     }
+
+
+def _as_text(report: dict[str, Any]) -> str:
+    lines, device = [], report["device"]
+    for row in report["cheats"]:
+        outcome = f"caught by {row['caught_by']}" if row["outcome"] == "caught" else row["outcome"].upper()
+        lines.append(f"{row['kind']:22} {row['name']:24} {outcome:30} {(row['message'] or '')[:110]}".rstrip())
+    totals = ", ".join(f"{number} {outcome}" for outcome, number in report["counts"].items())
+    by = Counter(row["caught_by"] for row in report["cheats"] if row["outcome"] == "caught")
+    lines.append(f"\n{len(report['cheats'])} cheats on the {device}: {totals}")
+    lines.append("caught by: " + ", ".join(f"{name} {count}" for name, count in by.most_common()))
+    others = report["flagged"] | report["unchecked"]
+    lines.append(f"honest backends: {', '.join(name for name in HONEST[device] if name not in others)} ok")
+    return "\n".join(lines) + "".join(f"; {name}: {message}" for name, message in others.items())
 
 
 if __name__ == "__main__":

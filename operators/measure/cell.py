@@ -20,7 +20,7 @@ import time
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import cache
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ from groupbench.operators.errors import Unavailable
 from groupbench.operators.measure import accuracy, compiled, costs, exchange, loaded, moves, seal, specials, triton_key
 from groupbench.operators.measure.costs import Costs
 from groupbench.operators.measure.faults import is_oom, located
-from groupbench.operators.measure.given import Given, places
+from groupbench.operators.measure.given import Given
 from groupbench.operators.measure.invariance import batch_invariant
 from groupbench.operators.measure.keeper import Keeper
 from groupbench.operators.measure.protocol import CpuTimer, GpuTimer, Protocol, timer_of, timing_of
@@ -45,10 +45,8 @@ from groupbench.operators.measure.wire import (
     Job,
     Prepared,
     Request,
-    Restored,
     Seen,
     Shown,
-    Witnessed,
 )
 from groupbench.operators.operator import Backend, Operator
 from groupbench.operators.registry import get_backend, get_operator
@@ -67,12 +65,7 @@ def serve(connection: Connection, file: int, device: str, idle: Callable[[], Non
     Args:
         idle: Is called once, as soon as no request waits.
     """
-    answer_requests(
-        connection,
-        VERBS,
-        lambda request, cell: CellHandler(request.job, file) if request.job is not None else cell,
-        idle,
-    )
+    answer_requests(connection, CellHandler(file), VERBS, idle)
 
 
 def serve_opened(connection: Connection, file: int, device: str) -> None:
@@ -89,20 +82,18 @@ def _open_gpu() -> None:
 
 def answer_requests(
     connection: Connection,
+    handler: Any,
     verbs: Mapping[str, Callable[..., Any]],
-    take: Callable[[Request, Any], Any],
     idle: Callable[[], None] | None = None,
 ) -> None:
     """Answer requests until the pipe closes.
 
     Args:
-        verbs: The methods that a request may call.
-        take: Returns the object for a request, given the object of the previous request.
+        verbs: The methods of `handler` that a request may call.
         idle: Called once, as soon as no request waits.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     faulthandler.enable()
-    handler: Any = None
     encode, send = msgspec.msgpack.encode, connection.send_bytes
     gc.freeze()  # imported modules live as long as the process, so the garbage collector can skip them
     while True:
@@ -114,7 +105,6 @@ def answer_requests(
         except (EOFError, OSError):
             return
         try:
-            handler = take(request, handler)
             reply = verbs[request.verb](handler, *request.arguments)
         except Unavailable as reason:
             reply = Failure("unavailable", one_line(str(reason)) or "its `prepare` gives no reason")
@@ -134,23 +124,12 @@ def _flush() -> None:
 
 
 @dataclass
-class _Adopted:
-    """A cell's operator and backend, and the inputs once they are made."""
-
-    operator: Operator
-    backend: Backend
-    shape: Any = None
-    inputs: Any = None
-
-
-@dataclass
 class _Ready:
     """A prepared backend.
 
     Attributes:
         run: The callable that is timed.
         interpreted: Whether its kernels are interpreted.
-        held: Names of inputs by the address of their memory.
         timer: The timer.
         given: Checksums of the inputs; None where nothing is restored.
         pads: Unused allocations.
@@ -159,7 +138,6 @@ class _Ready:
     run: Any
     interpreted: bool
     moves: moves.Moves
-    held: Mapping[int, str]
     timer: GpuTimer | CpuTimer
     given: Given | None = None
     nvml: Any = None
@@ -169,59 +147,60 @@ class _Ready:
 class CellHandler:
     """One cell's requests, each a method. They come in the order in which a cell is measured (ARCHITECTURE.md)."""
 
-    def __init__(self, job: Job, file: int) -> None:
-        self.job = job
+    job: Job
+    operator: Operator
+    backend: Backend
+    shape: Any
+    inputs: Any
+
+    def __init__(self, file: int) -> None:
         self.file = file
-        self._adopted: _Adopted | None = None
         self._ready: _Ready | None = None
         self.shown: Any = None  # tensors that another process may be reading
         self.kept: list[tuple[int, str, list[Any]]] | None = None
         self.buffers: list[list[Any]] = []  # memory for outputs of bursts on a CPU
 
     @property
-    def adopted(self) -> _Adopted:
-        assert self._adopted is not None, "asked before `adopt`"
-        return self._adopted
-
-    @property
     def ready(self) -> _Ready:
         assert self._ready is not None, "asked before `prepare` or `reload`"
         return self._ready
 
-    def adopt(self) -> Done:
+    def adopt(self, job: Job) -> Done:
         """Set the job, and import the modules that it needs. `load` or `reload` makes the inputs."""
         import torch
 
         torch.cuda.Event  # noqa: B018 - import it before the backend
         _first_threads()
         seal.close()
-        job = self.job
-        operator = get_operator(job.operator, job.plugins).in_mode(job.mode)
-        self._adopted = _Adopted(operator, get_backend(operator, job.backend))
+        self.unload()
+        self.job = job
+        self.operator = get_operator(job.operator, job.plugins).in_mode(job.mode)
+        self.backend = get_backend(self.operator, job.backend)
         plugins.adopt_variables()
-        if self._adopted.backend.kind != "torch":
-            importlib.import_module(self._adopted.backend.kind)  # Helion takes 12 s on a machine that has not seen it
-        return Done("adopted")
+        if self.backend.kind != "torch":
+            importlib.import_module(self.backend.kind)  # Helion takes 12 s on a machine that has not seen it
+        return Done()
 
     def load(self) -> Done:
         """Open the device and make the inputs. None of this is timed."""
-        self._make_inputs()
+        self.shape = self.job.shape_of(self.operator)
+        self.inputs = self._draw(self.job.seed)
         _synchronize(self.job.device)
-        return Done("loaded")
+        return Done()
 
     def unload(self) -> Done:
         """Drop everything except imported modules, so other processes can use the device's memory."""
-        self._adopted = self._ready = self.shown = self.kept = None
+        self.inputs = self._ready = self.shown = self.kept = None
         self.buffers = []
         gc.collect()
-        _release(self.job.device)
-        return Done("unloaded")
+        _release()
+        return Done()
 
     def prepare(self) -> Prepared:
         """Prepare the backend, timed, and call it twice on poisoned memory. Raises as the backend does."""
-        job, cell = self.job, self.adopted
-        given = Given(cell.inputs)
-        _release(job.device)
+        job = self.job
+        given = Given(self.inputs)
+        _release()
         memory = costs.CudaMemory() if job.device == "cuda" else None
         before = memory.fresh() if memory else costs.Held()
         start = _now()
@@ -238,9 +217,9 @@ class CellHandler:
         problem = given.misuse(shown.returned) or seal.problem()
         sent = exchange.send(shown.form, [*shown.second, *shown.first], self.file, by_handle=True)
         self.shown = shown
-        self._ready = self._timed(run, copies, interpreted, given.held, job.protocol)
+        self._ready = self._timed(run, copies, interpreted, job.protocol)
         self._ready.given = given
-        self._ready.nvml = _nvml() if job.device == "cuda" else None
+        self._ready.nvml = own_nvml() if job.device == "cuda" else None
         kernels_and_variants = compiled.with_variants(kernels, chosen)
         return Prepared(
             timing_of(job.device, interpreted), prepare_ms, self._ready.timer.enqueue_ms, kernels_and_variants, sent,
@@ -256,7 +235,7 @@ class CellHandler:
 
         Raises TypeError if `prepare` does not return a callable, or registers a copy of something other than an input.
         """
-        backend, inputs = self.adopted.backend, self.adopted.inputs
+        backend, inputs = self.backend, self.inputs
         relayout.take()  # discard those of the previous cell
         with compiled.interpreted() as launched:
             run = backend.prepare(inputs)
@@ -267,11 +246,9 @@ class CellHandler:
         _synchronize(self.job.device)
         return run, moves.within(relayout.take(), inputs), interpreted
 
-    def _timed(
-        self, run: Any, copies: list[Any], interpreted: bool, held: Mapping[int, str], protocol: Protocol
-    ) -> _Ready:
-        moved = moves.of(self.adopted.operator, self.adopted.inputs, partial(_draw, self), copies)
-        return _Ready(run, interpreted, moved, held, timer_of(run, protocol, self.job.device, interpreted))
+    def _timed(self, run: Any, copies: list[Any], interpreted: bool, protocol: Protocol) -> _Ready:
+        moved = moves.Moves(self.inputs, self.operator.moves, copies, self._draw)
+        return _Ready(run, interpreted, moved, timer_of(run, protocol, self.job.device, interpreted))
 
     def first(self, folder: str) -> Costs:
         """Prepare the backend and call it once, with all compiler caches in `folder`, which is empty."""
@@ -286,7 +263,7 @@ class CellHandler:
         """Return the costs of a call other than its latency. Costs that cannot be measured are omitted."""
         ready = self.ready
         ready.moves.set(None)
-        invariance = _invariance(self.adopted, ready) if costs.INVARIANCE in wanted else {}
+        invariance = _invariance(self) if costs.INVARIANCE in wanted else {}
         if self.job.device != "cuda":
             return Costs(invariance)
         enqueue_ms = ready.timer.host_ms() if isinstance(ready.timer, GpuTimer) else None
@@ -296,21 +273,21 @@ class CellHandler:
     def forget(self) -> Done:
         """Drop the timed calls' outputs, including those returned by `show`."""
         self.shown = self.kept = None
-        _release(self.job.device)
-        return Done("forgotten")
+        _release()
+        return Done()
 
-    def restore(self) -> Restored:
+    def restore(self) -> Done:
         """Restore the inputs' initial values, and report any changed by the backend."""
         assert self.ready.given is not None
         self.ready.moves.set(None)
         changed = self.ready.given.misuse()
-        return Restored(f"after its timed runs: {changed}" if changed else seal.problem())
+        return Done(f"after its timed runs: {changed}" if changed else seal.problem())
 
     def reroute(self, seed: int, secret: int) -> Shown:
         """Return the output for other values and another routing of the same number of rows, in the same buffers."""
-        cell, ready = self.adopted, self.ready
+        ready = self.ready
         ready.moves.set(None)
-        held = moves.reroute(cell.operator, cell.shape, cell.inputs, seed)
+        held = moves.reroute(self.operator, self.shape, self.inputs, seed)
         ready.moves.set(secret)
         shown = _shown_again(self)
         for tensor, before in held or ():
@@ -323,21 +300,15 @@ class CellHandler:
         The input addresses change a kernel's time by up to 0.4 % (0.7 % at 13 us), within and across processes.
         Telemetry is not read, because comparisons do not use it.
         """
-        job = self.job
-        self._ready = self.shown = self.kept = self.adopted.inputs = None
-        gc.collect()
-        _release(job.device)
-        pads = _pads(seed, job.device)
-        self._make_inputs()
-        run, copies, interpreted = self._prepared()
-        held = places(self.adopted.inputs, copies)
-        self._ready = self._timed(run, copies, interpreted, held, replace(job.protocol, samples=samples))
+        self.unload()
+        pads = _pads(seed, self.job.device)
+        self.load()
+        self._ready = self._timed(*self._prepared(), replace(self.job.protocol, samples=samples))
         self._ready.pads = pads
-        return Done("reloaded")
+        return Done()
 
-    def _make_inputs(self) -> None:
-        self.adopted.shape = self.job.shape_of(self.adopted.operator)
-        self.adopted.inputs = _draw(self, self.job.seed)
+    def _draw(self, seed: int) -> Any:
+        return self.operator.make_inputs(self.shape, self.job.dtype, self.job.device, seed)
 
     def burst(self, secret: int | None, calls: int | None = None) -> Burst:
         """Time a burst of calls, each on new input values: one full move by `secret`, then one step before each call.
@@ -352,7 +323,7 @@ class CellHandler:
         most = calls or self.job.protocol.samples
         # On a GPU each burst allocates its own buffers, and `forget` frees them.
         buffers = None if self.job.device == "cuda" else self.buffers
-        kept = Keeper(ready.moves, self.job.device, most, buffers, ready.held)
+        kept = Keeper(ready.moves, self.job.device, most, buffers)
         samples = ready.timer.burst(kept) if isinstance(ready.timer, GpuTimer) else ready.timer.burst(kept, calls)
         self.kept = kept.kept
         sums = kept.sums()
@@ -371,40 +342,48 @@ class CellHandler:
         """Move the inputs by the secret, or back to their initial values."""
         self.ready.moves.set(secret)
         _synchronize(self.job.device)
-        return Done("moved")
+        return Done()
 
-    def witness(self, calls: int) -> Witnessed:
+    def witness(self, calls: int) -> Burst:
         """Time consecutive calls on a GPU. The inputs move once among them, and `show(0)` returns the next output."""
         ready = self.ready
         assert isinstance(ready.timer, GpuTimer)
         self.kept = None
-        keeper = Keeper(ready.moves, self.job.device, 1, held=ready.held)
+        keeper = Keeper(ready.moves, self.job.device, 1)
         samples = ready.timer.witness(calls, keeper)
         self.kept = keeper.kept
-        return Witnessed(tuple(samples), keeper.sums())
+        return Burst(tuple(samples), sums=keeper.sums())
 
-
-def _special(handler: CellHandler, seed: int) -> Shown:
-    """Return the output for special values. It must be the cell's last request: the inputs are not restored."""
-    handler.ready.moves.set(None)
-    specials.write(handler.adopted.operator, handler.adopted.inputs, seed)
-    handler.ready.moves.refresh()
-    return _shown_again(handler)
+    def special(self, seed: int) -> Shown:
+        """Return the output for special values. It must be the cell's last request: the inputs are not restored."""
+        self.ready.moves.set(None)
+        specials.write(self.operator, self.inputs, seed)
+        self.ready.moves.refresh()
+        return _shown_again(self)
 
 
 VERBS: dict[str, Callable[..., Any]] = {
-    **{name: getattr(CellHandler, name) for name in ("adopt", "load", "prepare", "first", "burst", "show", "forget")},
-    **{name: getattr(CellHandler, name) for name in ("move", "witness", "restore", "costs", "reroute", "reload")},
-    "special": _special,
-    "loaded": lambda handler: Seen(*loaded.watch().loaded()),
-    "unload": CellHandler.unload,
+    name: method for name, method in vars(CellHandler).items() if callable(method) and not name.startswith("_")
 }
 """The requests that this process answers."""
+VERBS["loaded"] = lambda handler: Seen(*loaded.watch().loaded())
 
 
-def _draw(handler: CellHandler, seed: int) -> Any:
-    adopted, job = handler.adopted, handler.job
-    return adopted.operator.make_inputs(adopted.shape, job.dtype, job.device, seed)
+def _shown_again(handler: CellHandler) -> Shown:
+    """Return the output of one more call."""
+    form, parts = exchange.plain_parts(handler.ready.timer.run(), handler.job.device)
+    handler.shown = [part.clone() for part in parts]
+    _synchronize(handler.job.device)
+    return Shown(exchange.send(form, handler.shown, handler.file, by_handle=True))
+
+
+def _invariance(handler: CellHandler) -> dict[str, float]:
+    """Return the metric `batch_invariant`; nothing for interpreted kernels, whose bits are not those of a GPU."""
+    placements = handler.operator.placements
+    if placements is None or handler.ready.interpreted:
+        return {}
+    invariant = batch_invariant(handler.backend.prepare, placements(handler.inputs))
+    return {} if invariant is None else {"batch_invariant": float(invariant)}
 
 
 def _altered(ready: _Ready, keeper: Keeper) -> str | None:
@@ -416,8 +395,6 @@ def _altered(ready: _Ready, keeper: Keeper) -> str | None:
 
 def _misbehaved(kept: Keeper) -> str | None:
     """Return the fault of a timed call, or None."""
-    if kept.returned:
-        return f"the output of a timed call shares memory with its input {kept.returned[0]}"
     if (threads := _torch_threads()) > _first_threads():
         return f"the backend's process raised torch's threads from {_first_threads()} to {threads}"
     if kept.reserved:
@@ -449,11 +426,11 @@ def _synchronize(device: str) -> None:
         torch.cuda.synchronize()
 
 
-def _release(device: str) -> None:
-    if device == "cuda":
-        import torch
+def _release() -> None:
+    """Free the GPU memory that torch keeps for later allocations, if it has opened a GPU."""
+    import torch
 
-        torch.cuda.empty_cache()
+    torch.cuda.empty_cache()
 
 
 def _pads(seed: int, device: str) -> list[Any]:
@@ -465,26 +442,10 @@ def _pads(seed: int, device: str) -> list[Any]:
     return [torch.empty(size, dtype=torch.uint8, device=device) for size in [*sizes, 512 * draw.randrange(1, 1 << 17)]]
 
 
-def _nvml() -> Any:
+def own_nvml() -> Any:
+    """Return the state of this process's GPU."""
     import torch
 
     from groupbench.operators.measure.telemetry import Nvml
 
     return Nvml(f"GPU-{torch.cuda.get_device_properties(0).uuid}")
-
-
-def _invariance(cell: _Adopted, ready: _Ready) -> dict[str, float]:
-    """Return the metric `batch_invariant`; nothing for interpreted kernels, whose bits are not those of a GPU."""
-    placements = cell.operator.placements
-    if placements is None or ready.interpreted:
-        return {}
-    invariant = batch_invariant(cell.backend.prepare, placements(cell.inputs))
-    return {} if invariant is None else {"batch_invariant": float(invariant)}
-
-
-def _shown_again(handler: CellHandler) -> Shown:
-    """Return the output of one more call."""
-    form, parts = exchange.plain_parts(handler.ready.timer.run(), handler.job.device)
-    handler.shown = [part.clone() for part in parts]
-    _synchronize(handler.job.device)
-    return Shown(exchange.send(form, handler.shown, handler.file, by_handle=True))

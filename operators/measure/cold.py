@@ -39,14 +39,16 @@ def first_results(jobs: Sequence[Job], timeout_s: float, room: int) -> list[dict
             if interrupted.is_set():  # checked after it is listed: the interrupt kills those in the list
                 fresh.kill()
             begun = witness.now()
-            fails = any(isinstance(fresh.ask(request), Failure) for request in (Request("adopt", job), Request("load")))
+            fails = any(
+                isinstance(fresh.ask(request), Failure) for request in (Request("adopt", (job,)), Request("load"))
+            )
             took_s = witness.now() - begun
         try:
             if fails:
                 return {}
             with Scratch("cache") as folder:
                 begun = witness.now()
-                reply = fresh.ask(Request("first", arguments=(str(folder),)))
+                reply = fresh.ask(Request("first", (str(folder),)))
                 took_s += witness.now() - begun
         finally:
             fresh.close()

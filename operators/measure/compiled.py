@@ -48,12 +48,12 @@ def watched(code: dict[str, Code] | None = None) -> Iterator[list[Kernel]]:
                 code[kernel.hash] = _code_of(kernel.hash, compiled, self)
         return compiled
 
-    with _replaced(JITFunction, "run", run), _bound_at_every_launch():
+    with replaced(JITFunction, "run", run), _bound_at_every_launch():
         yield launched
     launched.extend(kernels.values())
 
 
-def _replaced(holder: object, name: str, value: object) -> AbstractContextManager[object]:
+def replaced(holder: object, name: str, value: object) -> AbstractContextManager[object]:
     """Replace an attribute in a context."""
     from unittest import mock  # takes 30 ms, unless torch has been imported
 
@@ -67,7 +67,7 @@ def _bound_at_every_launch() -> AbstractContextManager[object]:
     next launch is the first, which is bound anyway.
     """
     launch = sys.modules.get("groupbench.kernels.launch")
-    return nullcontext() if launch is None else _replaced(launch, "through_triton", True)
+    return nullcontext() if launch is None else replaced(launch, "through_triton", True)
 
 
 def with_variants(kernels: Iterable[Kernel], chosen: Iterable[Choice]) -> tuple[Kernel, ...]:
@@ -100,7 +100,7 @@ def interpreted() -> Iterator[list[str]]:
         names.append(getattr(self.fn, "__name__", "kernel"))
         return original(self, *args, **kwargs)
 
-    with _replaced(GridExecutor, "__call__", call):
+    with replaced(GridExecutor, "__call__", call):
         yield names
 
 

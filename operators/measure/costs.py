@@ -20,6 +20,8 @@ from typing import Any
 
 import msgspec
 
+from groupbench.operators.measure.compiled import replaced
+
 _now = time.perf_counter
 
 MIB = 1 << 20
@@ -42,8 +44,6 @@ CHEAP = (MEMORY,)
 """The costs measured by default: they take milliseconds and do not change the process."""
 ALL = (MEMORY, KERNELS, EAGER, ENERGY, COLD, INVARIANCE)
 """All costs: energy takes 0.4 s per cell, cold a new process with empty caches, invariance 70 calls of `prepare`."""
-IDLE = "idle"
-"""The power of the GPU at rest, which is measured once per run, with the energy of its first cell."""
 
 
 def of_cuda(run: Callable[[], Any], wanted: Sequence[str], call_ms: float, nvml: Any) -> Costs:
@@ -54,8 +54,6 @@ def of_cuda(run: Callable[[], Any], wanted: Sequence[str], call_ms: float, nvml:
     names = None
     with contextlib.suppress(Exception):
         if ENERGY in wanted and nvml and nvml.joules() is not None:
-            if IDLE in wanted and (idle_w := idle_watts(nvml.joules)) is not None:
-                values["idle_w"] = idle_w
             values |= _energy(run, call_ms, nvml)
     with contextlib.suppress(Exception):
         if EAGER in wanted:
@@ -140,13 +138,8 @@ def building() -> Iterator[Building]:
             if not total._depth:
                 total.tuned_ms = (total.tuned_ms or 0.0) + 1e3 * (_now() - begun)
 
-    knobs.compilation.listener = listener
-    Autotuner._bench = bench
-    try:
+    with replaced(knobs.compilation, "listener", listener), replaced(Autotuner, "_bench", bench):
         yield total
-    finally:
-        knobs.compilation.listener = before
-        Autotuner._bench = original
 
 
 # ---- memory
@@ -179,8 +172,11 @@ class CudaMemory:
     def __init__(self) -> None:
         import torch
 
-        self._cuda = torch.cuda
+        self._cuda = cuda = torch.cuda
         self._clear = getattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: None)
+        self.synchronize = cuda.synchronize
+        self.allocated, self.reserved = cuda.memory_allocated, cuda.memory_reserved  # bytes of live tensors, of torch
+        self.reset_peak, self.peak = cuda.reset_peak_memory_stats, cuda.max_memory_allocated
 
     def fresh(self) -> Held:
         """Return the memory in use before a backend is prepared.
@@ -198,29 +194,10 @@ class CudaMemory:
         self._cuda.empty_cache()
         return Held(self.allocated(), outside(self))
 
-    def allocated(self) -> int:
-        """Return the bytes of live tensors."""
-        return int(self._cuda.memory_allocated())
-
-    def reset_peak(self) -> None:
-        """Set the peak to the current bytes."""
-        self._cuda.reset_peak_memory_stats()
-
-    def peak(self) -> int:
-        """Return the peak of `allocated` since `reset_peak`."""
-        return int(self._cuda.max_memory_allocated())
-
-    def reserved(self) -> int:
-        """Return the bytes of the device reserved by torch."""
-        return int(self._cuda.memory_reserved())
-
     def used(self) -> int:
         """Return the used bytes of the device, including other processes."""
         free, total = self._cuda.mem_get_info()
         return int(total - free)
-
-    def synchronize(self) -> None:
-        self._cuda.synchronize()
 
 
 def workspace_mib(run: Callable[[], Any], memory: CudaMemory) -> float:

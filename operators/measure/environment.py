@@ -230,17 +230,12 @@ def _driver(nvml: Nvml) -> str | None:
 
 def cpu_model() -> str | None:
     """Return this machine's processor name, or else the architecture."""
-    try:
+    with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
-    except OSError:
-        pass
     return platform.processor() or platform.machine() or None
 
 
-def _memory_mib() -> int | None:
-    try:
-        return (os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")) >> 20
-    except (ValueError, OSError):
-        return None
+def _memory_mib() -> int:
+    return (os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")) >> 20

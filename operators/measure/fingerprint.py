@@ -15,12 +15,13 @@ another process. If a file has changed since the process read it, the code is un
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.metadata
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from functools import cache, cached_property
 from pathlib import Path
 
@@ -50,8 +51,7 @@ class Fingerprints:
         self._tracked = _tracked(root)
         self._hashes: dict[tuple[str, int, int], str | None] = {}
         self._folders: dict[str, bool] = {}
-        self._includes: dict[str, tuple[str, ...]] = {}  # names that a source includes, by the source's hash
-        self._headers: dict[str, list[str]] | None = None
+        self._includes: dict[str, tuple[str, ...]] = {}  # ends of the included paths, by the source's hash
 
     def of(self, noted: Iterable[Noted], libraries: Iterable[str]) -> Loaded:
         """Return the fingerprint of a process.
@@ -113,38 +113,25 @@ class Fingerprints:
     def _add_headers(self, files: dict[str, str]) -> None:
         """Add the tracked headers that the sources include, directly or not."""
         sources = [path for path in files if path.endswith(C_SOURCES)]
+        tracked = [path for path in self._tracked or () if path.endswith(C_SOURCES)] if sources else []
         for path in sources:  # grows
-            for header in self._included(path, files[path]):
-                if header not in files and (value := self._current(header)) is not None:
+            included = self._included(path, files[path])
+            for header in tracked:
+                if header in files or not f"/{header}".endswith(included):
+                    continue
+                if (value := self._current(header)) is not None:
                     files[header] = value
                     sources.append(header)
 
-    def _included(self, path: str, value: str) -> Iterator[str]:
+    def _included(self, path: str, value: str) -> tuple[str, ...]:
+        """Return the ends of the paths that a source with this hash includes."""
         if value not in self._includes:
-            self._includes[value] = self._read_includes(path)
-        for name in self._includes[value]:
-            inner = name.lstrip("./")
-            for header in self._known_headers.get(inner.rpartition("/")[2], ()):
-                if header == inner or header.endswith("/" + inner):
-                    yield header
-
-    def _read_includes(self, path: str) -> tuple[str, ...]:
-        assert self._root is not None
-        try:
-            with (self._root / path).open("rb") as file:
-                return tuple(map(os.fsdecode, dict.fromkeys(_INCLUDE.findall(file.read(_MOST_SOURCE)))))
-        except OSError:
-            return ()
-
-    @property
-    def _known_headers(self) -> dict[str, list[str]]:
-        """The tracked sources in C, C++ and CUDA, by their last name."""
-        if self._headers is None:
-            self._headers = {}
-            for path in self._tracked or ():
-                if path.endswith(C_SOURCES):
-                    self._headers.setdefault(path.rpartition("/")[2], []).append(path)
-        return self._headers
+            assert self._root is not None
+            names: list[bytes] = []
+            with contextlib.suppress(OSError), (self._root / path).open("rb") as file:
+                names = _INCLUDE.findall(file.read(_MOST_SOURCE))
+            self._includes[value] = tuple("/" + os.fsdecode(name).lstrip("./") for name in dict.fromkeys(names))
+        return self._includes[value]
 
     def _current(self, path: str) -> str | None:
         assert self._root is not None

@@ -42,34 +42,30 @@ FORK_WAIT_S = 0.05
 
 
 class _Server:
-    """The state of a fork server. `children` are its processes, each with the socket on which it reports."""
+    """The state of a fork server. `children` are the forked processes."""
 
     def __init__(self, control: int) -> None:
         self._control = socket.socket(fileno=control)
-        self._children: dict[int, int] = {}
-        self._forked = False
-        self._woken, self._wakes = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._children: set[int] = set()
+        self._selector = selectors.DefaultSelector()
         self._imported: set[str] = set()
 
     def run(self) -> NoReturn:
         """Answer requests until the client closes its end."""
-        signal.set_wakeup_fd(self._wakes, warn_on_full_buffer=False)
-        signal.signal(signal.SIGCHLD, lambda number, frame: None)
-        selector = selectors.DefaultSelector()
-        selector.register(self._control, selectors.EVENT_READ)
-        selector.register(self._woken, selectors.EVENT_READ)
+        self._selector.register(self._control, selectors.EVENT_READ)
         idle = environment.interpreted()  # an interpreted kernel needs no digest
+        forked = False
         while True:
-            ready = selector.select(FORK_WAIT_S if self._forked and not idle else None)
+            ready = self._selector.select(FORK_WAIT_S if forked and not idle else None)
             if not ready:
                 idle = True
                 triton_key.compute()
             for key, _ in ready:
-                if key.fileobj == self._woken:
-                    os.read(self._woken, LONGEST)
-                    self._reap()
-                else:
+                if key.fileobj is self._control:
                     self._serve()
+                    forked = forked or bool(self._children)
+                else:
+                    self._reap(key.fd, *key.data)
 
     def _serve(self) -> None:
         message, descriptors, _, _ = socket.recv_fds(self._control, LONGEST, MOST_DESCRIPTORS)
@@ -95,35 +91,27 @@ class _Server:
         sys.stderr.flush()
         pid = os.fork()
         if pid == 0:
-            _become(self._control, [self._woken, self._wakes, report, *self._children.values()])
+            _become({work, *inherited})
             _work(work, inherited)
-        self._children[pid] = report
-        self._forked = True
-        handle = os.pidfd_open(pid)  # before the process can be reaped
+        self._children.add(pid)
+        handle = os.pidfd_open(pid)
+        self._selector.register(handle, selectors.EVENT_READ, (pid, report))
         _report(report, pid, handle)
-        for descriptor in (work, handle, *inherited):
+        for descriptor in (work, *inherited):
             os.close(descriptor)
 
-    def _reap(self) -> None:
-        """Reap ended processes, end the orphans of killed wardens, and report exit statuses."""
-        ended = {}
-        while True:
-            try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
-            except ChildProcessError:
-                break
-            if pid:
-                ended[pid] = status
-                continue
-            orphans = [child for child in warden.children(os.getpid()) if child not in self._children]
-            if not orphans:
-                break
+    def _reap(self, handle: int, pid: int, report: int) -> None:
+        """Reap an ended process, end the orphans of killed wardens, and report the exit status."""
+        self._selector.unregister(handle)
+        _, status = os.waitpid(pid, 0)
+        self._children.remove(pid)
+        while orphans := [child for child in warden.children(os.getpid()) if child not in self._children]:
             for child in orphans:  # not reaped yet, so each is the process that was listed
                 os.kill(child, signal.SIGKILL)
-        for pid, status in ended.items():
-            if (report := self._children.pop(pid, None)) is not None:
-                _report(report, os.waitstatus_to_exitcode(status))
-                os.close(report)
+                os.waitpid(child, 0)
+        _report(report, os.waitstatus_to_exitcode(status))
+        for descriptor in (handle, report):
+            os.close(descriptor)
 
 
 def _report(report: int, number: int, *handles: int) -> None:
@@ -131,14 +119,10 @@ def _report(report: int, number: int, *handles: int) -> None:
         socket.send_fds(client, [NUMBER.pack(number)], handles, socket.MSG_NOSIGNAL)
 
 
-def _become(control: socket.socket, others: Sequence[int]) -> None:
+def _become(descriptors: set[int]) -> None:
     """Give a forked process the state of one that was started: no descriptor and no handler of the server."""
-    control.close()
-    signal.set_wakeup_fd(-1)
-    for descriptor in others:
-        os.close(descriptor)
-    for number in (signal.SIGCHLD, signal.SIGHUP):
-        signal.signal(number, signal.SIG_DFL)
+    warden.close_all_but({0, 1, 2, *descriptors})
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
@@ -167,6 +151,7 @@ def main(control: int, modules: Sequence[str]) -> NoReturn:
     """Run a fork server that imports these modules first."""
     for number in (signal.SIGINT, signal.SIGHUP):  # the client's to handle
         signal.signal(number, signal.SIG_IGN)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a launcher may ignore it, and nothing could then be reaped
     logs.configure(0)
     warden.adopt_orphans()
     server = _Server(control)

@@ -11,8 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 import msgspec
 
 from groupbench.operators.measure import machine_code, profiler
-from groupbench.operators.measure.costs import COLD, ENERGY, IDLE, Costs
-from groupbench.operators.measure.judge import At, OutputJudgement, Possible
+from groupbench.operators.measure.costs import COLD, Costs
+from groupbench.operators.measure.judge import At, OutputJudgement
 from groupbench.operators.measure.live import Live, drawn, median_ms, new_secret
 from groupbench.operators.measure.wire import Failure, Request, Shown
 from groupbench.tracker.facts.metrics import NCU
@@ -29,13 +29,12 @@ def find_costs(cell: Live, idle_w: float | None = None) -> bool:
     """Measure a call's costs besides latency. Returns False if the process is unusable afterwards.
 
     Args:
-        idle_w: Power of the GPU at rest; None if it is not known, and is measured before the energy.
+        idle_w: Power of the GPU at rest, which no backend's process reports, since the records of rivals have it too.
     """
     wanted = tuple(name for name in cell.job.costs if name not in (COLD, NCU))
     if not wanted or not cell.sound or not cell.bursts:
         return True
-    more = (IDLE,) if ENERGY in wanted and idle_w is None else ()
-    reply = cell.worker.ask(Request("costs", arguments=((*wanted, *more), median_ms(cell.bursts))))
+    reply = cell.worker.ask(Request("costs", (wanted, median_ms(cell.bursts))))
     if isinstance(reply, Costs):
         cell.metrics |= reply.metrics
         if idle_w is not None and "energy_j" in cell.metrics:
@@ -93,16 +92,15 @@ def find_properties(cell: Live) -> bool:
         return True
     for style in range(ROUTINGS):
         seed = ROUTINGS * drawn(28) + style
-        possible = cell.judging.ask(Request("can_reroute", arguments=(seed,)))
-        if isinstance(possible, Possible) and possible.possible:
+        if cell.judging.value_of("can_reroute", seed) is True:
             secret = new_secret()
-            holds = _holds(cell, Request("reroute", arguments=(seed, secret)), At(secret, 0, seed))
+            holds = _holds(cell, Request("reroute", (seed, secret)), At(secret, 0, seed))
             cell.properties["dynamic_routing"] = holds is True and cell.properties.get("dynamic_routing", True)
             if holds is None:
                 return False
-    if isinstance(possible := cell.judging.ask(Request("can_be_special")), Possible) and possible.possible:
+    if cell.judging.value_of("can_be_special") is True:
         seed = drawn(31)
-        holds = _holds(cell, Request("special", arguments=(seed,)), At(special=seed))
+        holds = _holds(cell, Request("special", (seed,)), At(special=seed))
         cell.properties["special_values"] = holds is True
         return holds is not None
     return True

@@ -28,13 +28,13 @@ class Given:
     """Checksums over the storages behind an operator's inputs, to detect changes by a backend."""
 
     def __init__(self, inputs: Any) -> None:
-        self._names = places(inputs)
+        self._names: dict[int, str] = {}
         self._memory: dict[int, Tensor] = {}
-        for _, tensor in named_tensors(inputs):
-            if _address(tensor) in self._names:
-                self._memory.setdefault(_address(tensor), tensor)
-        self.held = dict(self._names)
-        """The names of inputs by the addresses of their memory, and of that of their copies."""
+        for name, tensor in named_tensors(inputs):
+            if at := _address(tensor):
+                self._names.setdefault(at, name)
+                self._memory.setdefault(at, tensor)
+        self._held = dict(self._names)  # with the addresses of copies
         self._sums = {at: _memory_sums(tensor) for at, tensor in self._memory.items()}
 
     def is_like(self, other: Given) -> bool:
@@ -43,11 +43,12 @@ class Given:
 
     def register(self, copies: Iterable[tuple[Tensor, Tensor]]) -> None:
         """Treat the memory behind these input copies (copy, source) like the inputs'."""
-        self.held |= _copied(copies, self._names)
+        self._held |= {_address(copy): self._names.get(_address(source), "x") for copy, source in copies}
 
     def holding(self, outputs: Iterable[Tensor]) -> list[str]:
         """Return the inputs sharing memory with an output, directly or through a copy."""
-        return held_by(outputs, self.held)
+        held = self._held
+        return list(dict.fromkeys(held[at] for out in outputs if out.numel() and (at := _address(out)) in held))
 
     def misuse(self, returned: Sequence[str] = ()) -> str | None:
         """Return, as text, which inputs a backend has changed or returned; None if it has done neither.
@@ -59,24 +60,6 @@ class Given:
         if changed:
             return f"the backend changed {_inputs(changed)}"
         return f"the output shares memory with {_inputs(returned)}" if returned else None
-
-
-def places(inputs: Any, copies: Iterable[tuple[Tensor, Tensor]] = ()) -> dict[int, str]:
-    """Return input names by memory address, including the copies' addresses (copy, source)."""
-    names: dict[int, str] = {}
-    for name, tensor in named_tensors(inputs):
-        names.setdefault(_address(tensor), name)
-    names.pop(0, None)
-    return names | _copied(copies, names)
-
-
-def _copied(copies: Iterable[tuple[Tensor, Tensor]], names: Mapping[int, str]) -> dict[int, str]:
-    return {_address(copy): names.get(_address(source), "x") for copy, source in copies}
-
-
-def held_by(outputs: Iterable[Tensor], held: Mapping[int, str]) -> list[str]:
-    """Return the names in `held`, by address, of memory holding the outputs."""
-    return list(dict.fromkeys(held[at] for out in outputs if out.numel() and (at := _address(out)) in held))
 
 
 def named_tensors(inputs: Any) -> Iterator[tuple[str, Tensor]]:

@@ -33,13 +33,9 @@ def limit() -> int:
 
 def killed() -> int | None:
     """Return how many processes Linux has killed on this machine for lack of memory; None if it does not say."""
-    return _count("oom_kill")
-
-
-def _count(name: str) -> int | None:
     with contextlib.suppress(OSError, ValueError):
         for line in Path("/proc/vmstat").read_text().splitlines():
-            if line.startswith(f"{name} "):
+            if line.startswith("oom_kill "):
                 return int(line.split()[1])
     return None
 

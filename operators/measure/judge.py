@@ -21,9 +21,9 @@ import msgspec
 from groupbench.operators import registry
 from groupbench.operators.dtypes import BYTES, torch_dtype
 from groupbench.operators.errors import UsageError
-from groupbench.operators.measure import accuracy, environment, exchange, moves, seal, specials, witness
+from groupbench.operators.measure import accuracy, costs, environment, exchange, moves, seal, specials, witness
 from groupbench.operators.measure.arrays import size_of
-from groupbench.operators.measure.cell import _release, _synchronize, answer_requests
+from groupbench.operators.measure.cell import _release, _synchronize, answer_requests, own_nvml
 from groupbench.operators.measure.exchange import Sent
 from groupbench.operators.measure.given import Given, named_tensors
 from groupbench.operators.measure.keeper import Keeper
@@ -71,16 +71,10 @@ class OutputJudgement(msgspec.Struct, frozen=True, tag=True):
     size: int = 0
 
 
-class Possible(msgspec.Struct, frozen=True, tag=True):
-    """The reply to `can_move`, `can_reroute` and `can_be_special`."""
+class Told(msgspec.Struct, frozen=True, tag=True):
+    """The reply to questions: a number, None if it cannot be measured, or whether something is possible."""
 
-    possible: bool
-
-
-class Gauged(msgspec.Struct, frozen=True, tag=True):
-    """The reply to `gauge`: the slowdown of known work compared with an idle device."""
-
-    stretch: float
+    value: bool | float | None
 
 
 class Examined(msgspec.Struct, frozen=True, tag=True):
@@ -90,13 +84,12 @@ class Examined(msgspec.Struct, frozen=True, tag=True):
     capability: tuple[int, int] | None
 
 
-JudgeAnswer = OutputJudgement | Possible | Gauged | Examined | Paced | Done | Failure
+JudgeAnswer = OutputJudgement | Told | Examined | Paced | Done | Failure
 
 
 def serve(connection: Connection, file: int, device: str) -> None:
     """Answer requests until the pipe closes. A GPU is made ready as soon as no request waits."""
-    judge = _Judge()
-    answer_requests(connection, VERBS, lambda request, before: judge, _make_ready if device == "cuda" else None)
+    answer_requests(connection, _Judge(), VERBS, _make_ready if device == "cuda" else None)
 
 
 def _make_ready() -> None:
@@ -118,7 +111,7 @@ class _Problem:
         self.shape = job.shape_of(self.operator)
         self.inputs = self.draw(job.seed)
         self._check_inputs()
-        self.moves = moves.of(self.operator, self.inputs, self.draw)
+        self.moves = moves.Moves(self.inputs, self.operator.moves, draw=self.draw)
         self.buffers: list[list[Any]] = []
         self.output: tuple[Any, ...] = ()  # the parts of the last output that was judged
         self._at: At | None = None
@@ -149,7 +142,7 @@ class _Problem:
         """Return the reference for inputs in the state `at`, which is computed once."""
         if at != self._at:
             self._at = self._reference = None
-            _release(self.job.device)
+            _release()
             held = None
             if at.rerouted is not None:
                 self.moves.set(None)
@@ -183,13 +176,18 @@ class _Judge:
         """Make a problem's inputs, unless they exist."""
         if self._loaded is None or _facts(self._loaded.job) != _facts(job):
             self.unload()
-            _release(job.device)  # the inputs of a problem that did not fit
+            _release()  # the inputs of a problem that did not fit
             self._loaded = _Problem(job)
-        return Done("loaded")
+        return Done()
 
-    def gauge(self) -> Gauged:
+    def gauge(self) -> Told:
         """Time known work on the problem's device, which other work there slows down."""
-        return Gauged(witness.stretch(self.problem.job.device, self.problem.usual_ms))
+        return Told(witness.stretch(self.problem.job.device, self.problem.usual_ms))
+
+    def idle_watts(self) -> Told:
+        """Measure the power of the GPU at rest, which belongs to the records of all backends."""
+        nvml = own_nvml() if self.problem.job.device == "cuda" else None
+        return Told(costs.idle_watts(nvml.joules) if nvml and nvml.joules() is not None else None)
 
     def pace(self, secret: int, calls: int, copies: tuple[moves.Copied, ...], processor: int | None = None) -> Paced:
         """Time everything in a CPU burst but the calls: moving the inputs, and copying and deleting outputs.
@@ -224,20 +222,20 @@ class _Judge:
         wall_ms, processor_ms, run_ms = (1e3 * seconds for seconds in took)
         return Paced(wall_ms, processor_ms, torch.get_num_threads(), run_ms)
 
-    def can_move(self) -> Possible:
+    def can_move(self) -> Told:
         """Return whether this problem's inputs change between calls. If not, a stale result is not noticed."""
-        return Possible(self.problem.moves.any)
+        return Told(self.problem.moves.any)
 
-    def can_reroute(self, seed: int) -> Possible:
+    def can_reroute(self, seed: int) -> Told:
         """Return whether this problem has another routing."""
         held = moves.reroute(self.problem.operator, self.problem.shape, self.problem.inputs, seed)
         for tensor, before in held or ():
             tensor.copy_(before)
-        return Possible(held is not None)
+        return Told(held is not None)
 
-    def can_be_special(self) -> Possible:
+    def can_be_special(self) -> Told:
         """Return whether any input can hold special values."""
-        return Possible(specials.possible(self.problem.operator, self.problem.inputs) and self.problem.moves.any)
+        return Told(specials.possible(self.problem.operator, self.problem.inputs) and self.problem.moves.any)
 
     def compare(
         self,
@@ -281,22 +279,20 @@ class _Judge:
         if at.special is not None:
             self.unload()  # the inputs cannot be restored
         del outputs, reference, tensors
-        _release(device)
+        _release()
         return OutputJudgement(measured, LATE if late else fault, size)
 
     def unload(self) -> Done:
         """Release the problem's memory."""
         if self._loaded is not None:
-            device = self._loaded.job.device
             self._loaded = None
             gc.collect()
-            _release(device)
-        return Done("unloaded")
+            _release()
+        return Done()
 
 
 VERBS: dict[str, Callable[..., Any]] = {
-    name: getattr(_Judge, name)
-    for name in ["examine", "load", "gauge", "pace", "can_move", "can_reroute", "can_be_special", "compare", "unload"]
+    name: method for name, method in vars(_Judge).items() if callable(method) and not name.startswith("_")
 }
 """The requests that this process answers."""
 

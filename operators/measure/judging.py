@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from groupbench.operators.measure.exchange import Sent
-from groupbench.operators.measure.judge import At, Gauged, OutputJudgement
+from groupbench.operators.measure.judge import At, OutputJudgement, Told
 from groupbench.operators.measure.wire import Failure, Job, Request
 from groupbench.operators.measure.worker import Judge, Worker
 from groupbench.operators.registry import get_backend, get_operator, home_of
@@ -52,7 +52,7 @@ class Judging:
     def ask(self, request: Request) -> Any:
         """Return the judge's answer, or a Failure."""
         judge = self._judge()
-        loaded = judge.ask(Request("load", arguments=(self._judged_job,)))
+        loaded = judge.ask(Request("load", (self._judged_job,)))
         return loaded if isinstance(loaded, Failure) else judge.ask(request)
 
     def compare(
@@ -68,10 +68,15 @@ class Judging:
         # is close to a tolerance would be beyond it now and then.
         slack = 1.0 if at == FIRST else SLACK if at.rerouted is None and at.special is None else REROUTED_SLACK
         arguments = (sent, self._worker.path, at, self._row, self._job.rtol, self._job.atol, slack, named, first_rms)
-        judged: OutputJudgement | Failure = self.ask(Request("compare", arguments=arguments))
+        judged: OutputJudgement | Failure = self.ask(Request("compare", arguments))
         return judged
+
+    def value_of(self, verb: str, *arguments: Any) -> Any:
+        """Return the value in the judging process's reply, or a Failure."""
+        reply = self.ask(Request(verb, arguments))
+        return reply.value if isinstance(reply, Told) else reply
 
     def gauge(self) -> float | Failure:
         """Return how many times as long known work takes on the device, by the judging process."""
-        gauged = self.ask(Request("gauge"))
-        return gauged.stretch if isinstance(gauged, Gauged) else gauged
+        gauged: float | Failure = self.value_of("gauge")
+        return gauged

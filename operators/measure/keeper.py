@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any
 
 from groupbench.operators.measure import exchange, moves
 from groupbench.operators.measure.arrays import size_of
-from groupbench.operators.measure.given import held_by
 from groupbench.operators.measure.protocol import Watch, reserved_l2
 
 MOST_KEPT, KEEP_BYTES = 32, {"cuda": 1 << 30, "cpu": 64 << 20}
@@ -20,7 +17,6 @@ class Keeper(Watch):
     """Move the inputs before each call in a burst, and keep timed calls' outputs.
 
     buffers  copies of outputs of earlier bursts, whose memory is used again
-    held     names of inputs by the address of their memory, in which no output may be
     """
 
     def __init__(
@@ -29,13 +25,11 @@ class Keeper(Watch):
         device: str,
         samples: int,
         buffers: list[list[Any]] | None = None,
-        held: Mapping[int, str] = MappingProxyType({}),
     ) -> None:
         self.inputs, self.device, self.samples = inputs, device, samples
         self.kept: list[tuple[int, str, list[Any]]] = []
         self.step = self.timed = self.room = 0
         self.buffers = [] if buffers is None else buffers
-        self.held, self.returned = held, list[str]()
         self.reserved = 0  # bytes of a GPU's L2
 
     def before(self) -> None:
@@ -48,7 +42,7 @@ class Keeper(Watch):
             _, parts = exchange.plain_parts(out, self.device)
             import torch
 
-            self.room = self._room(parts)
+            self.room = room_for(size_of(parts), self.samples, self.device)
             self.buffers = [[torch.empty_like(part) for part in parts] for _ in range(self.room)]
 
     def after(self, out: Any) -> None:
@@ -58,10 +52,9 @@ class Keeper(Watch):
         the other outputs are copied too, so reading an output takes as long whether it is kept or not.
         """
         form, parts = exchange.plain_parts(out, self.device)
-        self.returned += held_by(parts, self.held)
         if self.device == "cuda":
             self.reserved = max(self.reserved, reserved_l2())
-        self.room = self.room or self._room(parts)
+        self.room = self.room or room_for(size_of(parts), self.samples, self.device)
         self.timed += 1
         slot = len(self.kept)
         if slot >= self.room:
@@ -85,9 +78,6 @@ class Keeper(Watch):
     def sums(self) -> tuple[int, ...]:
         """Return the kept outputs' sums."""
         return exchange.sums([parts for _, _, parts in self.kept])
-
-    def _room(self, parts: list[Any]) -> int:
-        return room_for(size_of(parts), self.samples, self.device)
 
 
 def room_for(size: int, samples: int, device: str) -> int:

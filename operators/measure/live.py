@@ -27,13 +27,13 @@ from groupbench.operators.measure.keeper import room_for
 from groupbench.operators.measure.moves import Copied
 from groupbench.operators.measure.protocol import BURST_ATTEMPTS, CPU_BURST_S, timing_of
 from groupbench.operators.measure.rest import Rest
-from groupbench.operators.measure.wire import Burst, Done, Failure, Job, Prepared, Request, Restored, Seen, Shown
+from groupbench.operators.measure.wire import Burst, Done, Failure, Job, Prepared, Request, Seen, Shown
 from groupbench.operators.measure.worker import Judge, Worker
 from groupbench.tracker.facts.record import Accuracy, Kernel, Loaded
 
 T = TypeVar("T")
 
-ANSWERS: dict[str, Any] = {"prepare": Prepared, "burst": Burst, "show": Shown, "restore": Restored, "loaded": Seen}
+ANSWERS: dict[str, Any] = {"prepare": Prepared, "burst": Burst, "show": Shown, "loaded": Seen}
 """The reply types of verbs, other than Done."""
 
 LOOKS, LOOK_S = 3, 0.2
@@ -133,7 +133,7 @@ class Live:
 
     def ask(self, verb: str, *arguments: Any) -> Any:
         """Return the reply of the verb's type, or a Failure, which is also stored."""
-        reply = self.worker.ask(Request(verb, arguments=arguments))
+        reply = self.worker.ask(Request(verb, arguments))
         if not isinstance(reply, (Failure, ANSWERS.get(verb, Done))):
             self.worker.kill()
             reply = Failure("error", f"its answer to {verb} could not be read: it is of another kind")
@@ -195,18 +195,13 @@ class Live:
 
     def _timed(self, secret: int, calls: int | None = None) -> witness.Timed | Failure:
         """Measure a burst by this process's clocks. Returns a Failure if it names impossible steps."""
-        begun_s, spent_s = self.rest.clocks()
-        thread_s = self.worker.thread_s()
+        before = (*self.rest.clocks(), *self.worker.thread_s())
         burst = self.ask("burst", secret, calls)
         if not isinstance(burst, Burst):
             failure: Failure = burst
             return failure
-        over_s, spent_by_then_s = self.rest.clocks()
-        wall_ms, processor_ms = 1e3 * (over_s - begun_s), 1e3 * (spent_by_then_s - spent_s)
-        thread_by_then_s = self.worker.thread_s()
-        run_ms, queued_ms = 0.0, wall_ms  # if unknown, only the processor time is checked
-        if thread_s is not None and thread_by_then_s is not None:
-            run_ms, queued_ms = (1e3 * (then - now) for then, now in zip(thread_by_then_s, thread_s, strict=True))
+        after = (*self.rest.clocks(), *self.worker.thread_s())
+        wall_ms, processor_ms, run_ms, queued_ms = (1e3 * (b - a) for a, b in zip(before, after, strict=True))
         if not burst.steps or len({*burst.steps}) < len(burst.steps) or len(burst.sums) != len(burst.steps):
             return self.take(Failure("error", "its answer to burst names a timed call twice, or none"))
         most = self.job.protocol.warmups + 1 + BURST_ATTEMPTS * (calls or self.samples)
@@ -215,8 +210,8 @@ class Live:
         return witness.Timed(burst, wall_ms, processor_ms, run_ms, queued_ms)
 
     def _intruding(self) -> str | None:
-        """Return why the cell disturbs other measurements, or None. Makes further breaks if some were busy."""
-        fault = self.rest.end()
+        """Return why the cell disturbs other measurements, or None. Makes further breaks if the last was busy."""
+        fault, self.rest.excused = self.rest.end(), False
         while self.rest.undecided and self.failure is None:
             if isinstance(self._timed(new_secret()), Failure):
                 return None
@@ -242,7 +237,7 @@ class Live:
 
         def pace(calls: int) -> Any:
             arguments = (new_secret(), calls, self.copies, self.worker.last_processor())
-            return self.judging.ask(Request("pace", arguments=arguments))
+            return self.judging.ask(Request("pace", arguments))
 
         return witness.audit(ask, pace, median_ms(self.bursts), self.judging.gauge)
 
@@ -272,7 +267,7 @@ class Live:
         if self.failure is not None:
             return
         restored = self.ask("restore")
-        if isinstance(restored, Restored) and restored.problem and self.prepared and not self.prepared.problem:
+        if isinstance(restored, Done) and restored.problem and self.prepared and not self.prepared.problem:
             self.problem, self._doubted = restored.problem, False
         if self.interpreted or self.problem is not None or self.failure is not None:
             return
@@ -317,7 +312,7 @@ class Live:
         replies: list[Any] = []  # each after one move more
 
         def calls(number: int) -> Any:
-            replies.append(self.worker.ask(Request("witness", arguments=(number,))))
+            replies.append(self.worker.ask(Request("witness", (number,))))
             return replies[-1]
 
         if isinstance(moved := self.ask("move", secret), Failure):
@@ -327,7 +322,7 @@ class Live:
             return fault
         if len(replies[-1].sums) != 1:
             return Failure("error", "its answer to witness names no output")
-        return self._look(secret, Burst((), None, (len(replies),), replies[-1].sums), [0])
+        return self._look(secret, Burst((), steps=(len(replies),), sums=replies[-1].sums), [0])
 
     def _judged(self, sent: Sent, at: At, named: int | None = None) -> OutputJudgement | None:
         """Return the judge's verdict on an output; None if it cannot judge it, which fails the cell.
@@ -388,14 +383,18 @@ def settle(cells: Sequence[Live]) -> None:
     """Wait until the processes started by preparation are at rest, up to SETTLE_S.
 
     torch.compile starts processes for later compilations, which import torch for seconds. They would lengthen all
-    cells' times, and their own would be accused. A cell without rest is measured all the same.
+    cells' times. A cell without rest is measured all the same, and not accused before it has rested or is finished.
     """
     working = [cell for cell in cells if cell.failure is None and cell.worker.has_started_others()]
     end_s = witness.now() + SETTLE_S
     while working and witness.now() < end_s:
         clocks = [cell.rest.clocks() for cell in working]
         witness.rest(SETTLED_S)
-        working = [cell for cell, before in zip(working, clocks, strict=True) if cell.rest.busy_since(before)]
+        working = [
+            cell for cell, before in zip(working, clocks, strict=True) if cell.rest.busy_since(before, is_first=False)
+        ]
+    for cell in working:
+        cell.rest.excused = True
 
 
 def _draw(seed: int, among: int, most: int) -> list[int]:

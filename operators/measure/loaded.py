@@ -79,8 +79,7 @@ class Watch:
         self._libraries = tuple(sorted((folder + os.sep for folder in library_folders()), key=len, reverse=True))
         self._linked = () if root is None else tuple(_linked(root))
         self._folders: dict[str, str | None] = {}  # path relative to the root, with a slash; None outside
-        self._opened: dict[str, Noted | None] = {}
-        self._run: dict[str, Noted | None] = {}
+        self._noted: dict[tuple[str, bool], Noted | None] = {}  # by place, and whether it was run
         self._names: set[str] = set()
         for module in list(sys.modules.values()):
             place = getattr(module, "__file__", None)
@@ -110,14 +109,13 @@ class Watch:
 
     def note(self, place: str, run: bool) -> None:
         """Note a file, if it is in the repository."""
-        noted = self._run if run else self._opened
-        if place in noted or place.startswith("<") or (not run and place.endswith(".pyc")):
+        if (place, run) in self._noted or place.startswith("<") or (not run and place.endswith(".pyc")):
             return
         if place.startswith(self._libraries) and not self._is_linked(place):
             return
-        noted[place] = self._noted(place, run)
+        self._noted[place, run] = self._look(place, run)
 
-    def _noted(self, place: str, run: bool) -> Noted | None:
+    def _look(self, place: str, run: bool) -> Noted | None:
         try:
             folder, name = os.path.split(place if place.startswith("/") else Path.cwd() / place)
             if folder not in self._folders:
@@ -149,8 +147,8 @@ class Watch:
                 self.note(place, run)
         tops = {name.partition(".")[0] for name in list(sys.modules)} - sys.stdlib_module_names - self._names
         self._names |= {top for top in tops if self._is_library(top)}
-        noted = (*list(self._opened.values()), *list(self._run.values()))
-        by_path = {one[0]: one for one in noted if one is not None}  # a file that was run counts as such
+        noted = sorted(filter(None, list(self._noted.values())), key=lambda one: one[3])
+        by_path = {one[0]: one for one in noted}  # a file that was run counts as such
         return tuple(by_path.values()), tuple(sorted(self._names))
 
     def _is_library(self, name: str) -> bool:

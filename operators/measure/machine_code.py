@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -182,48 +183,33 @@ def occupancy(kernel: Kernel, arch: str | None) -> float | None:
 
 
 def metrics_of(kernels: Iterable[Kernel]) -> dict[str, float]:
-    """Return a cell's metrics from the compiled kernels.
+    """Return a cell's metrics from the compiled kernels; none that is unknown for one of them.
 
     Counts are summed over kernels; registers and shared memory are the largest, occupancy the smallest. Stages count in
     matrix-multiplying kernels, if any, since helper kernels have no pipeline.
     """
     ours = [kernel for kernel in kernels if not kernel.external]
-    if not ours:
-        return {}
-    multiply = [kernel for kernel in ours if products(kernel)]
-    pipeline = _extreme("stages", min, [stages(kernel) for kernel in multiply or ours])
-    return _resources(ours) | pipeline | _instructions(ours)
+    values = {name: (combine, [fact(kernel) for kernel in ours]) for name, (combine, fact) in _METRICS.items()}
+    values["stages"] = min, [stages(kernel) for kernel in [kernel for kernel in ours if products(kernel)] or ours]
+    return {name: float(combine(each)) for name, (combine, each) in values.items() if each and None not in each}
 
 
-def _resources(kernels: Sequence[Kernel]) -> dict[str, float]:
-    """Return the registers and memory taken by kernels, and the warps then fitting on an SM."""
-    spills = {}
-    if all(kernel.spills is not None for kernel in kernels):
-        spills["spills"] = 4.0 * sum(kernel.spills or 0 for kernel in kernels)
-    shared_kib = [None if kernel.shared_bytes is None else kernel.shared_bytes / 1024 for kernel in kernels]
-    return (
-        spills
-        | _extreme("registers", max, [kernel.registers for kernel in kernels])
-        | _extreme("shared_kib", max, shared_kib)
-        | _extreme("occupancy", min, [kernel.occupancy for kernel in kernels])
-    )
+def _counted(*kinds: str) -> Callable[[Kernel], int | None]:
+    """Return the number of a kernel's instructions of these kinds, as a function of the kernel."""
+    return lambda kernel: sum(kernel.counts.get(kind, 0) for kind in kinds) if kernel.counted_in else None
 
 
-def _instructions(kernels: Sequence[Kernel]) -> dict[str, float]:
-    """Return instruction sums by metric; nothing if any kernel's are unknown."""
-    if not all(kernel.counted_in for kernel in kernels):
-        return {}
-    sums = {"matrix_ops": float(sum(sum(products(kernel).values()) for kernel in kernels))}
-    for name, kinds in _SUMMED.items():
-        sums[name] = float(sum(kernel.counts.get(kind, 0) for kernel in kernels for kind in kinds))
-    return sums
-
-
-_SUMMED = {
-    "tma_loads": ("TMA load",),
-    "barriers": ("barrier", "mbarrier wait"),
-    "local_ops": ("local load", "local store"),
+_METRICS: dict[str, tuple[Callable[[list[Any]], float], Callable[[Kernel], float | None]]] = {
+    "spills": (sum, lambda kernel: None if kernel.spills is None else 4 * kernel.spills),
+    "registers": (max, lambda kernel: kernel.registers),
+    "shared_kib": (max, lambda kernel: None if kernel.shared_bytes is None else kernel.shared_bytes / 1024),
+    "occupancy": (min, lambda kernel: kernel.occupancy),
+    "matrix_ops": (sum, lambda kernel: sum(products(kernel).values()) if kernel.counted_in else None),
+    "tma_loads": (sum, _counted("TMA load")),
+    "barriers": (sum, _counted("barrier", "mbarrier wait")),
+    "local_ops": (sum, _counted("local load", "local store")),
 }
+"""How kernels are combined in a metric, and the metric of each."""
 
 
 def products(kernel: Kernel) -> dict[str, int]:
@@ -235,10 +221,3 @@ def stages(kernel: Kernel) -> int | None:
     """Return a kernel's pipeline stages: from a constant if it has one, or from the compiler."""
     number = kernel.config.get("STAGES", kernel.config.get("NUM_STAGES", kernel.config.get("num_stages")))
     return number if isinstance(number, int) else None
-
-
-def _extreme(name: str, pick: Callable[[list[float]], float], values: Sequence[float | None]) -> dict[str, float]:
-    numbers = [float(value) for value in values if value is not None]
-    if not numbers or len(numbers) < len(values):
-        return {}
-    return {name: pick(numbers)}

@@ -331,16 +331,6 @@ def within(copies: Sequence[tuple[Any, Any]], inputs: Any) -> list[tuple[Tensor,
     return pairs
 
 
-def of(
-    operator: Any,
-    inputs: Any,
-    draw: Callable[[int], Any] | None = None,
-    copies: Iterable[tuple[Tensor, Tensor]] = (),
-) -> Moves:
-    """Return the moves for an operator's inputs; `draw` makes others from a seed."""
-    return Moves(inputs, operator.moves, copies, draw)
-
-
 def reroute(operator: Any, shape: Any, inputs: Any, seed: int) -> list[tuple[Tensor, Tensor]] | None:
     """Change the inputs' routing in place, to another one with the same number of rows.
 

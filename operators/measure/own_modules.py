@@ -247,21 +247,6 @@ def _has(place: Path) -> bool:
 
 def _packages_below(root: Path, inner: Sequence[str]) -> list[Path]:
     """Return a package's places within the next levels below a folder."""
-    places, folders = [], [root]
-    for _ in range(MOST_LEVELS):
-        folders = [
-            Path(entry.path)
-            for folder in folders
-            for entry in _entries(folder)
-            if entry.is_dir(follow_symlinks=False) and not entry.name.startswith((".", "__"))
-        ]
-        places += [place for folder in folders if _has(place := folder.joinpath(*inner))]
-    return places
-
-
-def _entries(folder: Path) -> list[os.DirEntry[str]]:
-    try:
-        with os.scandir(folder) as entries:
-            return list(entries)
-    except OSError:
-        return []
+    levels = ("/".join(["[!.]*"] * level) for level in range(1, MOST_LEVELS + 1))
+    folders = (folder for level in levels for folder in root.glob(level))
+    return [place for folder in folders if _has(place := folder.joinpath(*inner))]

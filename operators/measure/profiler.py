@@ -14,7 +14,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -175,56 +175,44 @@ def _short(text: str) -> str:
     return one_line(joined_lines(text))[:_SHORT]
 
 
-@dataclass(frozen=True)
-class _RawPage:
-    """ncu's raw page: a column for each metric, a row for each kernel."""
+def of_csv(text: str) -> dict[str, float]:
+    """Return a call's metrics from ncu's raw page: a column for each metric, a line of units, a row for each kernel.
 
-    place: Mapping[str, int]  # of each metric's column
-    units: Sequence[str]
-    rows: Sequence[Sequence[str]]
+    Raises ProfileError for anything else, another unit, or an impossible value.
+    """
+    units, *kernels = _raw_page(text)
 
-    def values(self, name: str, factors: Mapping[str, float]) -> list[float]:
-        """Return a metric of each kernel; NaN for a kernel without it. Raises ProfileError for another unit."""
-        if name not in self.place:
-            return [math.nan] * len(self.rows)
-        place = self.place[name]
-        unit, numbers = self.units[place], [_number(name, row[place]) for row in self.rows]
+    def values(name: str, factors: Mapping[str, float]) -> list[float]:
+        numbers = [_number(name, kernel.get(name, "")) for kernel in kernels]
+        unit = units.get(name, "")
         if unit not in factors and any(map(math.isfinite, numbers)):
             raise ProfileError(f"its unit of {name} is {unit!r}, not one of {', '.join(factors)}")
         return [number * factors.get(unit, math.nan) for number in numbers]
 
-
-def of_csv(text: str) -> dict[str, float]:
-    """Return a call's metrics from ncu's raw page.
-
-    Raises ProfileError for anything else, another unit, or an impossible value.
-    """
-    page = _raw_page(text)
-    times = page.values(TIME, _MS)
+    times = values(TIME, _MS)
     if not all(time > 0 for time in times):
         raise ProfileError(f"its CSV has a kernel without {TIME}")
     metrics = {}
     for counter in COUNTERS:
-        columns = [page.values(name, counter.units) for name in counter.names]
+        columns = [values(name, counter.units) for name in counter.names]
         each = [sum(of_kernel) for of_kernel in zip(*columns, strict=True)]
         metrics[counter.metric] = _mean(each, times) if counter.shared else sum(each)
     return {name: value for name, value in metrics.items() if math.isfinite(value)}
 
 
-def _raw_page(text: str) -> _RawPage:
+def _raw_page(text: str) -> list[dict[str, str]]:
     """Parse ncu's output. Raises ProfileError if it has no page, or not a whole one."""
     lines = [line for line in text.splitlines() if not line.startswith("==")]
     start = next((number for number, line in enumerate(lines) if line.startswith('"ID"')), None)
     if start is None:
         raise ProfileError("the profiler counted nothing, because the call launched no kernel")
     try:
-        header, *rest = [row for row in csv.reader(lines[start:]) if row]
+        rows = [*csv.DictReader(lines[start:])]
     except csv.Error as error:
         raise ProfileError(f"its CSV could not be read: {error}") from None
-    units, rows = rest[0] if rest else [], rest[1:]
-    if not rows or len(units) != len(header) or any(len(row) != len(header) for row in rows):
+    if len(rows) < 2 or any(None in row or None in row.values() for row in rows):
         raise ProfileError("its CSV has no line of units, or a line with other columns")
-    return _RawPage({name: number for number, name in enumerate(header)}, units, rows)
+    return rows
 
 
 def _number(name: str, text: str) -> float:

@@ -229,11 +229,6 @@ class CpuTimer:
         self.warm = not interpreted
         self.enqueue_ms = None
 
-    @property
-    def warmups(self) -> int:
-        """Return the untimed calls at each burst's start."""
-        return int(self.warm)
-
     def burst(self, watch: Watch | None = None, samples: int | None = None) -> list[float]:
         """Return each call's time in ms. The hooks in `watch` run around it, outside the timed interval.
 

@@ -1,4 +1,8 @@
-"""A cell's breaks between bursts. The processes must be idle then, because other backends are measured."""
+"""A cell's breaks between bursts. The processes must be idle then, because other backends are measured.
+
+The processor time that they have used is looked at, which no other process can change: a busy machine neither hides
+work nor makes an idle cell look busy.
+"""
 
 from __future__ import annotations
 
@@ -7,22 +11,34 @@ import os
 from groupbench.operators.measure import witness
 from groupbench.operators.measure.worker import Worker
 
-BUSY_BREAKS = 4
-"""A cell disturbs others if its processes were busy in so many more breaks than they were idle in. A single busy break
-proves nothing: a virtual machine that is stopped for a while charges the time to the process that it was running."""
+LOOK_S, LEAST_S = 0.5, 0.03
+"""Least time in s between two looks in a break, so that a cell that works for a while is found in more than one, and
+the time below which a look shows nothing."""
+BUSY, ACCUSED = 4, 12
+"""A look that finds a cell busy counts as much as BUSY idle ones, and a cell with ACCUSED more is: three in a row are
+enough. One proves nothing: a virtual machine that is stopped charges the time to the process that it was running."""
+SPINNING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
+"""Variables by which a user lets idle threads of OpenMP spin, those of all backends."""
+INTELS_OPENMP = ("libiomp5", "libomp.")
+"""Libraries whose threads spin for 0.2 s after a burst. The first look in a break proves nothing then."""
 
 
 class Rest:
     """Find out whether a cell's processes are idle in the breaks.
 
-    worker  the cell's process
-    device  cpu or cuda
+    worker   the cell's process
+    device   cpu or cuda
+    excused  whether work that preparation has started is still going on, which may end
     """
 
+    _since: tuple[float, float] | None  # by `clocks`, at the last look
+
     def __init__(self, worker: Worker, device: str) -> None:
-        self._worker, self._device = worker, device
-        self._begun: tuple[float, float] | None = None  # by `clocks`, at the end of the last burst
-        self._balance = 0  # breaks in which its processes were busy, less those in which they were idle
+        self._worker = worker
+        one_thread = device == "cuda" or os.environ.get("OMP_NUM_THREADS") == "1"
+        self._threads = 1 if one_thread else len(os.sched_getaffinity(0))
+        self._spins = any(name in os.environ for name in SPINNING)
+        self.forget()
 
     def clocks(self) -> tuple[float, float]:
         """Return the time, and the processor time used by the cell's processes so far, in s."""
@@ -30,32 +46,47 @@ class Rest:
 
     def begin(self) -> None:
         """Begin a break: a burst is over."""
-        self._begun = self.clocks()
+        self._since, self._is_first = self.clocks(), True
 
     def disturb(self) -> None:
         """Let the cell's processes work in this break, because they are asked for something."""
-        self._begun = None
+        self._since = None
 
     def forget(self) -> None:
         """Begin to count again."""
-        self._balance, self._begun = 0, None
+        self._since = None
+        self._balance, self._is_first = 0, True
+        self._fault: str | None = None  # by the last look
+        self.excused = False
+
+    def look(self) -> None:
+        """Look at the cell while others are measured."""
+        if self._since is not None and witness.now() >= self._since[0] + LOOK_S:
+            self.end()
 
     def end(self) -> str | None:
-        """Count the ending break. Return why the cell disturbs other measurements, or None."""
-        if self._begun is None:
-            return None
-        fault = self.busy_since(self._begun)
-        self._balance = max(0, self._balance + (1 if fault else -1))
-        return fault if self._balance >= BUSY_BREAKS else None
+        """Count the time since the last look. Return why the cell disturbs other measurements, or None."""
+        if self._since is not None and witness.now() >= self._since[0] + LEAST_S and self._balance < ACCUSED:
+            self._fault = self.busy_since(self._since, self._is_first)
+            self._since, self._is_first = self.clocks(), False
+            self.excused = self.excused and self._fault is not None
+            if not self.excused:
+                self._balance = max(0, self._balance + (BUSY if self._fault else -1))
+        return self._fault if self._balance >= ACCUSED else None
 
     @property
     def undecided(self) -> bool:
-        """Return whether the last breaks were busy, but too few."""
-        return 0 < self._balance < BUSY_BREAKS
+        """Return whether the last look has found the cell busy, but too few have."""
+        return self._fault is not None and self._balance < ACCUSED
 
-    def busy_since(self, before: tuple[float, float]) -> str | None:
-        """Return why the cell's processes disturb others, if they have been busy since `clocks` returned `before`."""
+    def busy_since(self, before: tuple[float, float], is_first: bool) -> str | None:
+        """Return why the cell's processes disturb others, if they have been busy since `clocks` returned `before`.
+
+        Args:
+            is_first: Whether a burst has ended then, whose threads may wait for another one.
+        """
         (now_s, spent_s), (since_s, spent_before_s) = self.clocks(), before
-        one_thread = self._device == "cuda" or os.environ.get("OMP_NUM_THREADS") == "1"
-        threads = 1 if one_thread else len(os.sched_getaffinity(0))
-        return witness.restless(now_s - since_s, spent_s - spent_before_s, threads)
+        threads = self._threads if is_first or self._spins else 1
+        fault = witness.restless(now_s - since_s, spent_s - spent_before_s, threads, self._spins)
+        spun = fault and is_first and threads > 1 and self._worker.has_mapped(INTELS_OPENMP)
+        return None if spun else fault

@@ -8,20 +8,20 @@ tests/operators/measure/test_seal.py has a cheat that passes without it.
 
 from __future__ import annotations
 
+import pkgutil
 import sys
 from collections.abc import Iterator
 from types import CodeType, FunctionType
 from typing import Any
 
 HARNESS = "groupbench.operators.measure."
-"""Package with watched functions. The functions of the modules and classes below are watched if one names them."""
-MODULES = ("builtins", "time", "os", "gc", "mmap", "random", "secrets", "statistics", "msgspec.msgpack", "torch")
-CLASSES = {
-    "torch": ("Tensor", "UntypedStorage", "cuda"),
-    "torch.cuda": ("Event",),
-    "random": ("SystemRandom",),
-    "multiprocessing.connection": ("Connection",),
-}
+"""Package with watched functions."""
+HOLDERS = (
+    *("builtins", "time", "os", "gc", "mmap", "random", "random.SystemRandom", "secrets", "statistics"),
+    *("msgspec.msgpack", "multiprocessing.connection.Connection"),
+    *("torch", "torch.Tensor", "torch.UntypedStorage", "torch.cuda", "torch.cuda.Event"),
+)
+"""Modules and classes whose functions are watched if those of HARNESS name them."""
 OPERATORS = ("__and__", "__getitem__", "__iter__", "__len__")
 """Methods called by an operator."""
 RENEWED = ("manual_seed",)
@@ -131,13 +131,10 @@ def _places() -> Iterator[Place]:
                 yield f"{short}.{name}", vars(module), name, value
                 if getattr(value, "__module__", None) == module_name:
                     yield from _inside(f"{short}.{name}", value, used)
-    holders = [(name, sys.modules[name]) for name in MODULES if name in sys.modules]
-    for module_name, names in CLASSES.items():
-        for name in names if module_name in sys.modules else ():
-            holder = getattr(sys.modules[module_name], name)
-            yield f"{module_name}.{name}", vars(sys.modules[module_name]), name, holder
-            holders.append((f"{module_name}.{name}", holder))
-    for label, holder in holders:
+    for label in [name for name in HOLDERS if name.partition(".")[0] in sys.modules]:
+        holder, (above, _, last) = pkgutil.resolve_name(label), label.rpartition(".")
+        if above:
+            yield label, vars(pkgutil.resolve_name(above)), last, holder
         watched = used.intersection(dir(holder)).difference(RENEWED)
         if label == "time":
             watched = {name for name in dir(holder) if callable(getattr(holder, name))}

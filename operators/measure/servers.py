@@ -18,12 +18,10 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from functools import cache
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
-from groupbench.operators.measure.watchdog import Watchdog
 from groupbench.tracker.facts.measured_tree import measured_folders
 
 log = logging.getLogger(__name__)
@@ -73,9 +71,6 @@ class Forked:
             self._code = NUMBER.unpack(number)[0] if number else LOST
         return self._code
 
-    def is_alive(self) -> bool:
-        return self.exitcode is None
-
     def join(self, timeout: float | None = None) -> None:
         """Wait until the process has ended, at most `timeout` seconds."""
         if self._code is None:
@@ -114,7 +109,7 @@ class ForkServer:
         modules = [*PRELOAD, *self._imports]
         code = (
             f"import sys; sys.path[:] = {sys.path!r}; "
-            "import groupbench.operators.measure.watching; "  # before anything else that a cell loads
+            "from groupbench.operators.measure.loaded import watch; watch(); "  # before anything else that a cell loads
             "from groupbench.operators.measure.fork_server import main; "
             f"main({server_end.fileno()}, {modules!r})"
         )
@@ -126,7 +121,6 @@ class ForkServer:
                 start_new_session=True,
             )
         self._control = control
-        watchdog().watch_server(self._process.pid)
 
     def preload(self, modules: Sequence[str]) -> None:
         """Have it import these modules, if they are installed, before it forks its next process."""
@@ -186,12 +180,6 @@ class ForkServer:
             if self._process is not None:
                 self._process.poll()
             self._control = self._process = None
-
-
-@cache
-def watchdog() -> Watchdog:
-    """Return the process that looks after this one and the fork servers."""
-    return Watchdog()
 
 
 CELLS, JUDGES = ForkServer("cells"), ForkServer("judges")

@@ -39,20 +39,23 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from groupbench.operators import registry
 from groupbench.operators.errors import GroupbenchError, WorkerLost
-from groupbench.operators.measure import servers
+from groupbench.operators.measure import environment, selection, servers
 from groupbench.operators.measure.environment import resolve_device
 from groupbench.operators.measure.faults import describe
 from groupbench.operators.measure.further import describe_kernels, find_properties
 from groupbench.operators.measure.judging import HeldTo, held_to
 from groupbench.operators.measure.live import ACCUSED, Live, drawn, fingerprint_of, new_secret, settle
 from groupbench.operators.measure.protocol import Protocol
-from groupbench.operators.measure.selection import LargeModule
 from groupbench.operators.measure.texts import one_line
 from groupbench.operators.measure.wire import Done, Failure, Job, Request
 from groupbench.operators.measure.witness import Implausible
 from groupbench.operators.measure.worker import Judge, Worker, call, preload
+from groupbench.operators.operator import Target
+from groupbench.operators.registry import get_backend, get_operator
 from groupbench.tracker.facts.exits import ExitCode
+from groupbench.tracker.facts.record import Environment
 
 T = TypeVar("T")
 
@@ -92,8 +95,7 @@ class AbServer:
         self._timeout_s = 300.0
         self._device = "cpu"
         self._capability: tuple[int, int] | None = None
-        self._able: set[Job] = set()  # jobs known to be available, so that a repeated comparison need not check again
-        self._known: dict[tuple[Callable[[Job], Any], Job], Any] = {}
+        self._known: dict[tuple[Callable[..., Any], Job], Any] = {}
 
     def hello(self, device: str) -> dict[str, Any]:
         """Set the device, and return it with its capability and environment.
@@ -102,10 +104,9 @@ class AbServer:
         """
         self._device = resolve_device(device)
         servers.begin()
-        self._capability, facts = call(
-            probe, self._device, returns=tuple[tuple[int, int] | None, dict[str, Any]], server=servers.JUDGES
-        )
-        return {"device": self._device, "capability": self._capability, "environment": facts}
+        examined = tuple[Environment, tuple[int, int] | None]
+        facts, self._capability = call(environment.examine, self._device, returns=examined, server=servers.JUDGES)
+        return {"device": self._device, "capability": self._capability, "environment": msgspec.to_builtins(facts)}
 
     def cells(self, **selection: Any) -> list[dict[str, Any]]:
         """Return the selected cells, as `list_cells` does."""
@@ -125,19 +126,17 @@ class AbServer:
         """
         self._timeout_s = timeout_s
         self._job = self._as_job(cell)
-        if self._job not in self._able:
-            looked_up = tuple[str | None, tuple[LargeModule, ...]]
-            reason, imports = call(look_up, self._job, self._capability, returns=looked_up)
-            if reason is not None:
-                return Failure("unavailable", reason)
-            preload(*imports)
-            self._able.add(self._job)
+        looked_up = tuple[str | None, tuple[selection.LargeModule, ...]]
+        reason, imports = self._learned(look_up, self._job, looked_up, self._capability)
+        if reason is not None:
+            return Failure("unavailable", reason)
+        preload(*imports)
         self._held_to = self._as_held(cell)
         self._checker = self._started(self._checker)
         # On a GPU, each process takes a second or more to open it: let both do so at the same time.
         judged = replace(self._job, plugins=self._held_to.home)
-        self._judging().send(Request("load", arguments=(judged,)))
-        for request in (Request("adopt", self._job), Request("load")):
+        self._judging().send(Request("load", (judged,)))
+        for request in (Request("adopt", (self._job,)), Request("load")):
             reply = self._checker.ask(request)
             if isinstance(reply, Failure):
                 return self._end_on_failure(reply)
@@ -146,7 +145,7 @@ class AbServer:
             reply = self._judging().ask(Request("can_move"))
         if isinstance(reply, Failure):
             return self._end_on_failure(reply)
-        self._moving, self._audited = reply.possible, None
+        self._moving, self._audited = reply.value, None
         live = Live(self._job, self._checker, self._judging, self._held_to)
         live.prepare()
         if live.going and not live.problem:
@@ -185,7 +184,7 @@ class AbServer:
             _end(self._timed)
             self._timed = None
         self._timed = self._started(self._timed)
-        adopted = self._ask(Request("adopt", self._job))
+        adopted = self._ask(Request("adopt", (self._job,)))
         return adopted if isinstance(adopted, Failure) else self.reload(seed, samples)
 
     def reload(self, seed: int, samples: int) -> str | Failure:
@@ -194,7 +193,7 @@ class AbServer:
         Args:
             samples: Number of timed calls in each following burst.
         """
-        reply = self._ask(Request("reload", arguments=(seed, samples)))
+        reply = self._ask(Request("reload", (seed, samples)))
         if isinstance(reply, Failure):
             return reply
         assert self._timed is not None and self._job is not None and self._held_to is not None
@@ -254,7 +253,7 @@ class AbServer:
         if self._timed is None:
             return "nothing was loaded"
         reply = self._ask(Request("unload"))
-        return reply.what if isinstance(reply, Done) else reply
+        return "unloaded" if isinstance(reply, Done) else reply
 
     def end(self) -> None:
         """Kill the cell's processes."""
@@ -296,10 +295,10 @@ class AbServer:
         learned: HeldTo = self._learned(held_to, job, HeldTo)
         return learned
 
-    def _learned(self, function: Callable[[Job], Any], job: Job, returns: Any) -> Any:
+    def _learned(self, function: Callable[..., Any], job: Job, returns: Any, *more: Any) -> Any:
         """Return a function's result for a job, which another process computes once."""
         if (function, job) not in self._known:
-            self._known[function, job] = call(function, job, returns=returns)
+            self._known[function, job] = call(function, job, *more, returns=returns)
         return self._known[function, job]
 
     def _as_job(self, cell: dict[str, Any]) -> Job:
@@ -323,31 +322,16 @@ def _end(worker: Worker | None) -> None:
         worker.close()
 
 
-def probe(device: str) -> tuple[tuple[int, int] | None, dict[str, Any]]:
-    """Return this side's capability and environment. Run it in a separate process, because it opens the device.
-
-    Raises UsageError if CUDA is requested and not available.
-    """
-    from groupbench.operators.measure import environment
-
-    detected, capability = environment.examine(device)
-    return capability, msgspec.to_builtins(detected)
-
-
-def look_up(job: Job, capability: tuple[int, int] | None) -> tuple[str | None, tuple[LargeModule, ...]]:
+def look_up(job: Job, capability: tuple[int, int] | None) -> tuple[str | None, tuple[selection.LargeModule, ...]]:
     """Return why the job's backend cannot run here, or None, and the modules that its processes will import.
 
     Raises UsageError if operator or backend is unknown.
     """
-    from groupbench.operators.measure.selection import imports_of, imports_to_count, why_unavailable
-    from groupbench.operators.operator import Target
-    from groupbench.operators.registry import get_backend, get_operator
-
     operator = get_operator(job.operator, job.plugins).in_mode(job.mode)
     backend = get_backend(operator, job.backend)
     target = Target(job.device, job.dtype, job.interpreted, capability)
-    imports = *imports_of(backend, job.plugins), *imports_to_count(held_to(job).home)
-    return why_unavailable(operator, backend.name, target), imports
+    imports = *selection.imports_of(backend, job.plugins), *selection.imports_to_count(held_to(job).home)
+    return selection.why_unavailable(operator, backend.name, target), imports
 
 
 def list_offers(candidate: str, plugins: tuple[str, ...]) -> list[dict[str, Any]]:
@@ -355,8 +339,6 @@ def list_offers(candidate: str, plugins: tuple[str, ...]) -> list[dict[str, Any]
 
     Raises UsageError if the candidate does not load, or if a backend's operator is unknown.
     """
-    from groupbench.operators import registry
-
     # Before the candidate is imported: its decorators add backends to the plugins' operators.
     before = {op: {b.name for b in registry.get_operator(op, plugins).backends} for op in _added(plugins)}
     plugin = registry.read(candidate)
@@ -378,38 +360,30 @@ def list_offers(candidate: str, plugins: tuple[str, ...]) -> list[dict[str, Any]
 
 
 def _added(plugins: tuple[str, ...]) -> list[str]:
-    from groupbench.operators import registry
-
     return [name for name in registry.operator_names(plugins) if name not in registry.CATALOG]
 
 
 def amounts(job: Job) -> tuple[int, int]:
     """Return the smallest (operations, bytes) that the job's problem needs."""
-    from groupbench.operators.registry import get_operator
-
     operator = get_operator(job.operator, job.plugins).in_mode(job.mode)
     shape = job.shape_of(operator)
     return operator.flops(shape), operator.min_bytes(shape, job.dtype)
 
 
-def list_cells(device: str, capability: tuple[int, int] | None, selection: dict[str, Any]) -> list[dict[str, Any]]:
+def list_cells(device: str, capability: tuple[int, int] | None, chosen: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the selected cells of one operator; by default all backends, the first suite and one dtype.
 
     Args:
-        selection: Operator, and optionally: backends, shapes, suites, dtypes, mode, plugins.
+        chosen: Operator, and optionally: backends, shapes, suites, dtypes, mode, plugins.
 
     Raises UsageError for an unknown name or an invalid shape.
     """
-    from groupbench.operators.measure.selection import select_dtypes, select_mode, select_shapes, why_unavailable
-    from groupbench.operators.operator import Target
-    from groupbench.operators.registry import get_backend, get_operator
-
-    operator = get_operator(selection["operator"], tuple(selection.get("plugins") or ()))
-    mode = selection.get("mode") or "fwd"
-    operator = select_mode(operator, mode)
-    dtypes = select_dtypes(operator, selection.get("dtypes") or (), device)
-    shapes = select_shapes(operator, selection.get("suites") or (), selection.get("shapes") or (), device)
-    backends = [get_backend(operator, name) for name in selection.get("backends") or ()] or [
+    operator = get_operator(chosen["operator"], tuple(chosen.get("plugins") or ()))
+    mode = chosen.get("mode") or "fwd"
+    operator = selection.select_mode(operator, mode)
+    dtypes = selection.select_dtypes(operator, chosen.get("dtypes") or (), device)
+    shapes = selection.select_shapes(operator, chosen.get("suites") or (), chosen.get("shapes") or (), device)
+    backends = [get_backend(operator, name) for name in chosen.get("backends") or ()] or [
         backend
         for backend in operator.backends
         if not getattr(backend, "only_as_baseline", False)  # an older tree
@@ -421,7 +395,9 @@ def list_cells(device: str, capability: tuple[int, int] | None, selection: dict[
             "shape": str(shape),
             "dtype": dtype,
             "mode": mode,
-            "unavailable": why_unavailable(operator, backend.name, Target(device, dtype, device == "cpu", capability)),
+            "unavailable": selection.why_unavailable(
+                operator, backend.name, Target(device, dtype, device == "cpu", capability)
+            ),
         }
         for shape in shapes
         for dtype in dtypes

@@ -85,7 +85,7 @@ def _treat(rows: Tensor, draw: random.Random, nonfinite: bool) -> None:
 
 
 def _place(number: int, sizes: Sequence[int]) -> tuple[int, ...]:
-    """Return the indices of the row of this number."""
+    """Return the indices of the row of this number. torch's function imports sympy, which takes a second."""
     at = []
     for size in reversed(sizes):
         number, place = divmod(number, size)

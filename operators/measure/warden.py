@@ -61,7 +61,7 @@ def guard(serve: Callable[[], None], keep: Collection[int], log: int, memory: in
     os.setsid()  # a signal to the group of the cell's parent reaches only this process
     with contextlib.suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the signal is raised again below; one core dump is enough
-    _close_all_but({0, 1, 2, *keep})
+    close_all_but({0, 1, 2, *keep})
     child = os.fork()
     if child == 0:
         code = 1
@@ -257,15 +257,15 @@ def processor_s(ancestor: int) -> float:
     return sum(map(_processor_s, (ancestor, *listed_below(ancestor))))
 
 
-def thread_s(process: int) -> tuple[float, float] | None:
+def thread_s(process: int) -> tuple[float, float]:
     """Return the times in s that the first thread of a process has run, and waited for a free processor.
 
-    Returns None if the process has ended, or if this kernel does not list them.
+    If this kernel does not list them, it has waited all the time, so that only processor times are checked.
     """
     with contextlib.suppress(OSError, IndexError, ValueError):
         run, queued = Path(f"/proc/{process}/schedstat").read_text().split()[:2]
         return int(run) / 1e9, int(queued) / 1e9
-    return None
+    return 0.0, time.monotonic()
 
 
 def last_processor(process: int) -> int | None:
@@ -324,7 +324,8 @@ def kill_group(leader: int) -> None:
         os.killpg(leader, signal.SIGKILL)
 
 
-def _close_all_but(keep: Collection[int]) -> None:
+def close_all_but(keep: Collection[int]) -> None:
+    """Close all other descriptors of this process."""
     for descriptor in [int(link.name) for link in Path("/proc/self/fd").iterdir()]:
         if descriptor not in keep:
             with contextlib.suppress(OSError):

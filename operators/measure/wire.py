@@ -72,7 +72,7 @@ class Prepared(msgspec.Struct, frozen=True, tag=True):
 
 
 class Burst(msgspec.Struct, frozen=True, tag=True):
-    """The reply to `burst`.
+    """The reply to `burst` and `witness`.
 
     Attributes:
         steps: For each timed call whose output was kept, the number of steps that its inputs had moved.
@@ -82,8 +82,8 @@ class Burst(msgspec.Struct, frozen=True, tag=True):
     """
 
     samples_ms: tuple[float, ...]
-    telemetry: Telemetry | None
-    steps: tuple[int, ...]
+    telemetry: Telemetry | None = None
+    steps: tuple[int, ...] = ()
     sums: tuple[int, ...] = ()
     problem: str | None = None
     enqueue_ms: float | None = None  # host time to launch a call, on a GPU
@@ -93,13 +93,6 @@ class Shown(msgspec.Struct, frozen=True, tag=True):
     """The reply to `show` and `reroute`: an output."""
 
     sent: Sent
-
-
-class Witnessed(msgspec.Struct, frozen=True, tag=True):
-    """The reply to `witness`, with the sum of the output that was kept."""
-
-    samples_ms: tuple[float, ...]
-    sums: tuple[int, ...] = ()
 
 
 class Paced(msgspec.Struct, frozen=True, tag=True):
@@ -115,12 +108,6 @@ class Paced(msgspec.Struct, frozen=True, tag=True):
     run_ms: float = 0.0
 
 
-class Restored(msgspec.Struct, frozen=True, tag=True):
-    """The reply to `restore`. Unless `problem` is set, the inputs have their initial values again."""
-
-    problem: str | None = None
-
-
 class Seen(msgspec.Struct, frozen=True, tag=True):
     """The reply to `loaded`: the files and libraries that the process has loaded so far (fingerprint.py)."""
 
@@ -129,9 +116,13 @@ class Seen(msgspec.Struct, frozen=True, tag=True):
 
 
 class Done(msgspec.Struct, frozen=True, tag=True):
-    """The reply to requests that have no result."""
+    """The reply to requests that have no result, but maybe a fault of the backend.
 
-    what: str
+    Attributes:
+        problem: Unless it is set in the reply to `restore`, the inputs have their initial values again.
+    """
+
+    problem: str | None = None
 
 
 NOT_CHECKED = "not checked: "
@@ -149,14 +140,13 @@ class Failure(msgspec.Struct, frozen=True, tag=True):
     message: str
 
 
-Answer = Prepared | Burst | Shown | Witnessed | Restored | Costs | Seen | Done | Failure
+Answer = Prepared | Burst | Shown | Costs | Seen | Done | Failure
 
 
 @dataclass(frozen=True)
 class Request:
-    """A call of one of the VERBS of cell.py or judge.py. `adopt` also sets the job; the reply starts with the token."""
+    """A call of one of the VERBS of cell.py or judge.py. The reply starts with the token."""
 
     verb: str
-    job: Job | None = None
     arguments: tuple[Any, ...] = ()
     token: bytes = b""

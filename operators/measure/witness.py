@@ -9,10 +9,13 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
-from groupbench.operators.measure.wire import NOT_CHECKED, Burst, Failure, Paced, Witnessed
+from groupbench.operators.measure.wire import NOT_CHECKED, Burst, Failure, Paced
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 now = time.monotonic
 rest = time.sleep
@@ -53,7 +56,7 @@ class Limits:
     tiny_ms: float = 0.2  # too short to tell its processor time from the rest, and to be descheduled often
     tiny_factor: float = 3.0  # a tiny call takes at most so many times as long as others
 
-    # Processor time between bursts: OpenMP and OpenBLAS spin for some milliseconds before a thread sleeps.
+    # Processor time between bursts: GNU's OpenMP and OpenBLAS spin for some milliseconds before a thread sleeps.
     rest_share: float = 0.01  # of the break
     rest_s: float = 0.02  # for each thread
 
@@ -68,46 +71,13 @@ class Limits:
 LIMITS = Limits()
 
 
-@dataclass
-class ProbabilityRatio:
-    """A sequential probability ratio test: bursts vote until enough are plausible, or too few.
-
-    See Wald, "Sequential Tests of Statistical Hypotheses", 1945. Stalls make plausible times implausible, and rarely
-    the reverse, so half of an honest backend's bursts suffice. A fixed share of a quarter acquitted two of 84 cheats on
-    a machine that stalls.
-
-    Args:
-        bursts: Number of bursts in a row that decide at once, if all are plausible.
-        honest: Share of plausible bursts of an honest backend, on a busy machine.
-        forged: Share of plausible bursts of a forged one.
-        certain: Likelihood ratio that decides.
-    """
-
-    bursts: int
-    honest: float = 0.5
-    forged: float = 0.05
-    certain: float = 40.0
-    evidence: float = 0.0  # the logarithm of the likelihood ratio
-
-    def take(self, plausible: bool) -> None:
-        """Take the vote of a burst."""
-        if plausible:
-            self.evidence += math.log(self.honest / self.forged)
-        else:
-            self.evidence += math.log((1 - self.honest) / (1 - self.forged))
-
-    @property
-    def limit(self) -> float:
-        # One long call is enough: it allows one burst, whose vote then decides.
-        return min(math.log(self.certain), self.bursts * math.log(self.honest / self.forged))
-
-    @property
-    def acquits(self) -> bool:
-        return self.evidence >= self.limit
-
-    @property
-    def convicts(self) -> bool:
-        return self.evidence <= -self.limit
+HONEST, FORGED, CERTAIN = 0.5, 0.05, 40.0
+"""For the sequential probability ratio test of bursts (Wald, "Sequential Tests of Statistical Hypotheses", 1945): the
+share of plausible bursts of an honest backend on a busy machine, that of a forged one, and the likelihood ratio that
+decides. Stalls make plausible times implausible, and rarely the reverse, so half of an honest backend's bursts suffice.
+A fixed share of a quarter acquitted two of 84 cheats on a machine that stalls."""
+VOTES = {True: math.log(HONEST / FORGED), False: math.log((1 - HONEST) / (1 - FORGED))}
+"""The votes of a plausible and an implausible burst: terms of the logarithm of the likelihood ratio."""
 
 
 def too_long(samples_ms: Sequence[float], took_s: float) -> str | None:
@@ -118,13 +88,15 @@ def too_long(samples_ms: Sequence[float], took_s: float) -> str | None:
     return f"implausible: {total:.4g} ms are reported for calls that took {1e3 * took_s:.4g} ms by the parent's clock"
 
 
-def restless(rested_s: float, spent_s: float, threads: int = 1) -> str | None:
+def restless(rested_s: float, spent_s: float, threads: int = 1, spins: bool = False) -> str | None:
     """Return why processes disturb others that used this processor time in a break of this length, or None.
 
     Args:
         threads: Number of threads on which a call may compute.
+        spins: Whether all but the first wait for the next call without sleeping.
     """
-    if spent_s <= LIMITS.rest_share * rested_s + LIMITS.rest_s * threads:
+    waiting_s = (threads - 1) * rested_s if spins else 0.0
+    if spent_s <= LIMITS.rest_share * rested_s + LIMITS.rest_s * threads + waiting_s:
         return None
     return (
         f"its processes used {spent_s:.2g} s of processor time in the {rested_s:.2g} s between its bursts, in which "
@@ -277,91 +249,14 @@ class Least:
         return None
 
 
-class Audit:
-    """Bursts on a CPU, measured by this process's clocks.
+class _Ended(Exception):
+    """A fault of another kind, or a Failure, which ends a check."""
 
-    The judging process makes the same bursts without the calls, so the rest is the calls' time, wherever a backend
-    works: in the call, before it, or when the harness copies the output. The processor time shows this best, because it
-    does not grow when other processes keep the machine busy.
 
-    Bursts are measured until the test decides that enough are plausible, at most `bursts * attempts` of `Limits`. If it
-    is undecided by then, the least times of all bursts count.
-    """
-
-    def __init__(
-        self,
-        ask: Callable[[int], Timed | Failure | str],
-        pace: Callable[[int], Paced | Failure],
-        median_ms: float,
-        gauge: Callable[[], float | Failure],
-    ) -> None:
-        self._ask, self._pace, self._median_ms, self._gauge = ask, pace, median_ms, gauge
-        most = max(1, min(LIMITS.most_audited, int(LIMITS.window_ms / (median_ms + LIMITS.move_ms))))
-        self._bursts = min(LIMITS.bursts, most)
-        self._calls = math.ceil(most / self._bursts)
-        self._test = ProbabilityRatio(self._bursts)
-        self._least = Least()
-        self._gauges: list[float] = []
-
-    def run(self) -> str | Failure | None:
-        """Return why the reported times are implausible, or None."""
-        until = now() + LIMITS.audit_s
-        for attempt in range(LIMITS.attempts):
-            if attempt and now() >= until:
-                break
-            if attempt:
-                log.debug("audit: attempt %d, evidence %.2f", attempt + 1, self._test.evidence)
-                rest(LIMITS.pause_s * 2**attempt)
-            if (fault := self._attempt()) is not None:
-                return fault
-            if self._test.acquits:
-                return None
-            if attempt < LIMITS.attempts - 1 and self._least.problem(self._median_ms) is None:
-                continue  # a gauge takes as long as an attempt, and would explain times that may yet be found plausible
-            gauged = self._gauge()
-            if isinstance(gauged, Failure):
-                return gauged
-            self._gauges.append(gauged)
-        return self._undecided()
-
-    def _attempt(self) -> str | Failure | None:
-        """Measure some bursts, each between two without calls. Returns a fault of another kind, or None."""
-        calls = self._calls
-        before = self._pace(calls)
-        if isinstance(before, Failure):
-            return before
-        self._least.take_rest(before, calls)
-        for _ in range(self._bursts):
-            timed = self._ask(calls)
-            if not isinstance(timed, Timed):
-                return timed
-            calls = len(timed.burst.samples_ms)
-            after = self._pace(calls)
-            if isinstance(after, Failure):
-                return after
-            self._least.take_rest(after, calls)
-            self._least.take(timed)
-            vote = _vote(timed, before, after, self._least, self._median_ms)
-            if vote is not None:
-                self._test.take(vote)
-            before = after
-        return None
-
-    def _undecided(self) -> str | Failure | None:
-        """Decide by the least times of all bursts."""
-        least, median_ms = self._least, self._median_ms
-        if not self._test.convicts and least.problem(median_ms) is None and least.is_confirmed(median_ms):
-            return None
-        if not self._gauges:
-            if isinstance(gauged := self._gauge(), Failure):
-                return gauged
-            self._gauges.append(gauged)
-        stretched = statistics.median(self._gauges)
-        accused = least.problem(median_ms, noise_ms=least.noise_ms)
-        unexplained = stretched < LIMITS.stretched or least.problem(median_ms, LIMITS.uneven * stretched)
-        if self._test.evidence < 0 and accused and unexplained:
-            return Implausible(accused)
-        return _shared(stretched)
+def _checked(reply: T | Failure | str) -> T:
+    if isinstance(reply, (Failure, str)):
+        raise _Ended(reply)
+    return reply
 
 
 def audit(
@@ -372,32 +267,88 @@ def audit(
 ) -> str | Failure | None:
     """Measure bursts on a CPU by this process's clocks. Return why the reported times are implausible, or None.
 
+    The judging process makes the same bursts without the calls, so the rest is the calls' time, wherever a backend
+    works: in the call, before it, or when the harness copies the output. The processor time shows this best, because it
+    does not grow when other processes keep the machine busy.
+
+    Bursts are measured until the test decides that enough are plausible, at most `bursts * attempts` of `Limits`. If it
+    is undecided by then, the least times of all bursts count.
+
     Args:
         ask: Measures a burst of this many calls; returns a text if something else is wrong with it.
         pace: Returns the time of a burst of this many calls without the calls.
         median_ms: Median of the bursts of the record.
         gauge: Returns the slowdown of work on the device compared with an idle device.
     """
-    return Audit(ask, pace, median_ms, gauge).run()
+    most = max(1, min(LIMITS.most_audited, int(LIMITS.window_ms / (median_ms + LIMITS.move_ms))))
+    bursts = min(LIMITS.bursts, most)
+    # One long call is enough: it allows one burst, whose vote then decides.
+    evidence, limit = 0.0, min(math.log(CERTAIN), bursts * VOTES[True])
+    least, gauges = Least(), list[float]()
+    until = now() + LIMITS.audit_s
+    try:
+        for attempt in range(LIMITS.attempts):
+            if attempt and now() >= until:
+                break
+            if attempt:
+                log.debug("audit: attempt %d, evidence %.2f", attempt + 1, evidence)
+                rest(LIMITS.pause_s * 2**attempt)
+            evidence += _evidence(ask, pace, bursts, math.ceil(most / bursts), least, median_ms)
+            if evidence >= limit:
+                return None
+            # A gauge takes as long as an attempt, and would explain times that may yet be found plausible.
+            if attempt == LIMITS.attempts - 1 or least.problem(median_ms) is not None:
+                gauges.append(_checked(gauge()))
+        if evidence > -limit and least.problem(median_ms) is None and least.is_confirmed(median_ms):
+            return None
+        stretched = statistics.median(gauges or [_checked(gauge())])
+    except _Ended as ended:
+        fault: str | Failure = ended.args[0]
+        return fault
+    accused = least.problem(median_ms, noise_ms=least.noise_ms)
+    unexplained = stretched < LIMITS.stretched or least.problem(median_ms, LIMITS.uneven * stretched)
+    return Implausible(accused) if evidence < 0 and accused and unexplained else _shared(stretched)
 
 
-def _vote(timed: Timed, before: Paced, after: Paced, least: Least, median_ms: float) -> bool | None:
-    """Return whether the times of a burst are plausible at the speed of the processor before and after it.
+def _evidence(
+    ask: Callable[[int], Timed | Failure | str],
+    pace: Callable[[int], Paced | Failure],
+    bursts: int,
+    calls: int,
+    least: Least,
+    median_ms: float,
+) -> float:
+    """Measure some bursts, each between two without calls, and return the sum of their votes."""
+    votes, before = 0.0, _checked(pace(calls))
+    least.take_rest(before, calls)
+    for _ in range(bursts):
+        timed = _checked(ask(calls))
+        calls = len(timed.burst.samples_ms)
+        after = _checked(pace(calls))
+        least.take_rest(after, calls)
+        least.take(timed)
+        votes += _vote(timed, before, after, least, median_ms)
+        before = after
+    return votes
 
-    Returns None if the two bursts without calls differ: a stall, or a neighbour on the same core, came between.
+
+def _vote(timed: Timed, before: Paced, after: Paced, least: Least, median_ms: float) -> float:
+    """Return a burst's vote: whether its times are plausible at the processor's speed around it.
+
+    It is 0 if the two bursts without calls differ: a stall, or a neighbour on the same core, came between.
     """
     calls, now_least = len(timed.burst.samples_ms), Least()
     for paced in (before, after):
         now_least.take_rest(paced, calls)
     now_least.take(timed)
     if not now_least.is_confirmed(median_ms):
-        return None
+        return 0.0
     slowdown = now_least.rest_thread / least.rest_thread if least.rest_thread else 1.0
-    return now_least.problem(slowdown * median_ms) is None
+    return VOTES[now_least.problem(slowdown * median_ms) is None]
 
 
 def watch(
-    ask: Callable[[int], Witnessed | Failure],
+    ask: Callable[[int], Burst | Failure],
     median_ms: float,
     enqueue_ms: float | None,
     gauge: Callable[[], float | Failure],
@@ -419,10 +370,9 @@ def watch(
     for _ in range(LIMITS.attempts):
         while True:
             begun = now()
-            reply = ask(calls)
-            took_ms = 1e3 * (now() - begun)
-            if isinstance(reply, Failure):
+            if isinstance(reply := ask(calls), Failure):
                 return reply
+            took_ms = 1e3 * (now() - begun)
             if took_ms >= LIMITS.window_ms or calls >= most:
                 break
             calls = min(4 * calls, most)
@@ -431,8 +381,7 @@ def watch(
         if problem is None:
             return None
         calls = min(2 * calls, LIMITS.most_calls)
-    stretched = gauge()
-    if isinstance(stretched, Failure):
+    if isinstance(stretched := gauge(), Failure):
         return stretched
     if stretched < LIMITS.stretched or _problem(*row, LIMITS.uneven * stretched):
         return problem

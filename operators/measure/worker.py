@@ -16,7 +16,7 @@ import re
 import resource
 import signal
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -86,35 +86,6 @@ def preload(*modules: str) -> None:
     servers.CELLS.preload(modules)
 
 
-class _Log:
-    """The output of a cell's process: a file without a name, so that a killed process does not leave it behind."""
-
-    def __init__(self) -> None:
-        self._file = tempfile.TemporaryFile()  # noqa: SIM115 - open as long as the process
-        # Append, since a shell that the backend starts may truncate the file.
-        flags = fcntl.fcntl(self._file, fcntl.F_GETFL)
-        fcntl.fcntl(self._file, fcntl.F_SETFL, flags | os.O_APPEND)
-        self._begun = 0
-
-    def fileno(self) -> int:
-        return self._file.fileno()
-
-    def begin(self) -> None:
-        """Mark the start of the next cell's output."""
-        self._begun = os.fstat(self._file.fileno()).st_size
-
-    def tail(self) -> str:
-        """Return the end of the output for this cell."""
-        descriptor = self._file.fileno()  # read without seeking: the process shares the position
-        size = os.fstat(descriptor).st_size
-        begun = self._begun if self._begun <= size else 0  # a shell of the backend, or the warden, has cut the file
-        end = os.pread(descriptor, LOG_TAIL, max(begun, size - LOG_TAIL))
-        return storable(end.decode(errors="replace"))
-
-    def close(self) -> None:
-        self._file.close()
-
-
 def last_words(log: str) -> str:
     """Return a log's facts about the death of its process: ", at FILE:LINE in FUNCTION; it last wrote: ..."."""
     output, fault, stack = log.partition(FAULT)
@@ -157,10 +128,12 @@ class Worker:
 
     def __init__(self, device: str, timeout_s: float) -> None:
         self.timeout_s = timeout_s
-        self._log = _Log()
-        self._file = _SharedFile()
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115 - without a name, as long as the process
+        # Append, since a shell that the backend starts may truncate the file.
+        fcntl.fcntl(self._log, fcntl.F_SETFL, fcntl.fcntl(self._log, fcntl.F_GETFL) | os.O_APPEND)
+        self._begun = 0
+        self._file = os.memfd_create("groupbench")  # without a name, so that a killed process does not leave it behind
         self._doing = "its start"
-        self._limited = False
         self._memory_kills = host_memory.killed()
         connection, child_end = multiprocessing.Pipe()
         self._channel = Channel(connection)
@@ -168,7 +141,7 @@ class Worker:
         self._process = self.server.fork(
             _serve_limited,
             *(type(self).serves, device, host_memory.limit(), confined),
-            descriptors=(child_end.fileno(), self._log.fileno(), self._file.fileno()),
+            descriptors=(child_end.fileno(), self._log.fileno(), self._file),
         )
         log.info("process %s: started as %s on %s", self._process.pid, type(self).__name__.lower(), device)
         child_end.close()
@@ -177,16 +150,20 @@ class Worker:
     @property
     def path(self) -> str:
         """Return the path at which another process of this user can open the file for outputs."""
-        return self._file.path
+        return f"/proc/{os.getpid()}/fd/{self._file}"
 
     def begin_log(self) -> None:
         """Attribute the process's output from now on to the next cell."""
-        self._log.begin()
+        self._begun = os.fstat(self._log.fileno()).st_size
 
     @property
     def printed(self) -> str:
         """Return the end of the process's output since `begin_log`, including tracebacks."""
-        return self._log.tail()
+        descriptor = self._log.fileno()  # read without seeking: the process shares the position
+        size = os.fstat(descriptor).st_size
+        begun = self._begun if self._begun <= size else 0  # a shell of the backend, or the warden, has cut the file
+        end = os.pread(descriptor, LOG_TAIL, max(begun, size - LOG_TAIL))
+        return storable(end.decode(errors="replace"))
 
     @property
     def over(self) -> bool:
@@ -210,29 +187,16 @@ class Worker:
         # if the fork server has died as well.
         over = self._process.handle
         try:
-            reply = self._decoder.decode(self._channel.receive(over, self.timeout_s, self._still_waiting))
+            reply = self._decoder.decode(self._channel.receive(over, self.timeout_s, self._doing))
             return _as_its_own(reply) if isinstance(reply, Failure) else reply
         except TimeoutError:
             self._abort(over)
             self.kill()
-            where = place(self._log.tail())
+            where = place(self.printed)
             return Failure("timeout", f"no answer within {self.timeout_s:g} s during {self._doing}{where}")
         except Exception as error:  # closed by its death, or an invalid reply
             self._process.join(5 if isinstance(error, EOFError) else 0)
             return self._obituary(error)
-        finally:
-            if self._limited:
-                self._limited = False
-                servers.watchdog().unlimit(self._process.handle)
-
-    def _still_waiting(self, waited_s: float) -> None:
-        if not self._limited:
-            self._limited = True
-            servers.watchdog().limit(self._process.handle, self.timeout_s - waited_s)
-        log.info(
-            "process %s: waiting for %s for %.0f s, at most %g s",
-            *(self._process.pid, self._doing, waited_s, self.timeout_s),
-        )
 
     def ask(self, request: Request) -> Any:
         """Send a request and return its reply, as `receive` does."""
@@ -247,27 +211,31 @@ class Worker:
         """Return whether the process that makes the calls has started other processes that still exist."""
         return len(warden.listed_below(self._process.pid)) > 1
 
-    def thread_s(self) -> tuple[float, float] | None:
+    def has_mapped(self, libraries: Iterable[str]) -> bool:
+        """Return whether the process that makes the calls has loaded one of these libraries."""
+        with contextlib.suppress(OSError):
+            maps = Path(f"/proc/{self._timed()}/maps").read_text(errors="replace")
+            return any(f"/{name}" in maps for name in libraries)
+        return False
+
+    def thread_s(self) -> tuple[float, float]:
         """Return the times in s that the thread which makes the calls has run, and waited for a free processor."""
-        timed = self._timed()
-        return None if timed is None else warden.thread_s(timed)
+        return warden.thread_s(self._timed())
 
     def last_processor(self) -> int | None:
         """Return the number of the processor on which the thread that makes the calls ran last; None if unknown."""
-        timed = self._timed()
-        return None if timed is None else warden.last_processor(timed)
+        return warden.last_processor(self._timed())
 
-    def _timed(self) -> int | None:
-        """Return the id of the process that makes the calls, below its warden; None if it has ended."""
-        below = warden.listed_below(self._process.pid)
-        return below[0] if below else None
+    def _timed(self) -> int:
+        """Return the id of the process that makes the calls, below the warden; 0 if it has ended."""
+        return next(iter(warden.listed_below(self._process.pid)), 0)
 
     def kill(self) -> None:
         """Kill the process and all processes started by it."""
-        if self._process.is_alive():
+        if self._process.exitcode is None:
             self._process.signal(signal.SIGTERM, signal.SIGCONT)  # its cell may have stopped it
             self._process.join(END_S)
-        if self._process.is_alive():  # the fork server adopts and kills the processes below it
+        if self._process.exitcode is None:  # the fork server adopts and kills the processes below it
             self._process.signal(signal.SIGKILL)
             self._process.join(END_S)
 
@@ -277,7 +245,7 @@ class Worker:
         self._process.join(5)
         self.kill()
         self._log.close()
-        self._file.close()
+        os.close(self._file)
 
     def _abort(self, over: int) -> None:
         """Let Python's fault handler write where a silent process is, and end it. A backend may have disabled both."""
@@ -287,13 +255,13 @@ class Worker:
         wait([over], ABORT_S)
 
     def _obituary(self, error: Exception) -> Failure:
-        code = self._process.exitcode
-        report = last_words(self._log.tail())
+        code, why = self._process.exitcode, str(error) if isinstance(error, BadReply) else repr(error)
+        report = last_words(self.printed)
         if code is None:
             self.kill()
-            return Failure("error", f"its answer after {self._doing} could not be read: {_named(error)}{report}")
+            return Failure("error", f"its answer after {self._doing} could not be read: {why}{report}")
         if code == -signal.SIGKILL:
-            if warden.OUT_OF_MEMORY in self._log.tail() or self._memory_kills != host_memory.killed():
+            if warden.OUT_OF_MEMORY in self.printed or self._memory_kills != host_memory.killed():
                 return Failure("oom", f"killed during {self._doing}, because the host ran out of memory{report}")
             return Failure("error", f"the process, or the one above it, was killed during {self._doing}{report}")
         return Failure("error", f"the process died ({_cause_of_death(code)}) during {self._doing}{report}")
@@ -311,20 +279,6 @@ class Judge(Worker):
     answers = JudgeAnswer
     serves = staticmethod(judge.serve)
     server = servers.JUDGES
-
-
-class _SharedFile:
-    """Memory that two processes open as a file. It has no name, so that a killed process does not leave it behind."""
-
-    def __init__(self) -> None:
-        self._file = os.memfd_create("groupbench")
-        self.path = f"/proc/{os.getpid()}/fd/{self._file}"
-
-    def fileno(self) -> int:
-        return self._file
-
-    def close(self) -> None:
-        os.close(self._file)
 
 
 def _serve_limited(
@@ -362,10 +316,6 @@ def _as_its_own(failure: Failure) -> Failure:
     if not failure.message.startswith(NOT_CHECKED):
         return failure
     return msgspec.structs.replace(failure, message=f"its process reports: {failure.message}")
-
-
-def _named(error: Exception) -> str:
-    return str(error) if isinstance(error, BadReply) else repr(error)
 
 
 def _cause_of_death(code: int) -> str:
@@ -408,7 +358,7 @@ def call(
         raise WorkerLost(f"its answer could not be read: {error}") from None
     finally:
         channel.close()
-        if process.is_alive():
+        if process.exitcode is None:
             process.join(5)
             process.signal(signal.SIGKILL)
     raise {kind.__name__: kind for kind in (UsageError, PlanError)}.get(called.kind, GroupbenchError)(called.failure)

@@ -22,10 +22,10 @@ from groupbench.operators.executor import Machine, Progress
 from groupbench.operators.measure import machine_code, servers, witness, worker
 from groupbench.operators.measure.costs import Costs
 from groupbench.operators.measure.exchange import Sent
-from groupbench.operators.measure.judge import OutputJudgement, Possible
+from groupbench.operators.measure.judge import OutputJudgement, Told
 from groupbench.operators.measure.live import Live
 from groupbench.operators.measure.protocol import Protocol
-from groupbench.operators.measure.wire import Burst, Done, Job, Prepared, Restored, Shown
+from groupbench.operators.measure.wire import Burst, Done, Job, Prepared, Shown
 from groupbench.tracker.facts.record import Accuracy, Code, Commit, Environment, Kernel, Record, Run, decode, encode
 
 pytestmark = pytest.mark.usefixtures("unaudited")
@@ -187,7 +187,7 @@ def test_a_hang_is_a_timeout_and_the_next_problem_is_measured(faulty: str, monke
     hanging: list[worker.Worker] = []
 
     def impatient(self: worker.Worker, request: executor.Request) -> None:
-        if request.job is not None and request.job.backend == "hangs":
+        if request.verb == "adopt" and request.arguments[0].backend == "hangs":
             hanging.append(self)
         self.timeout_s = 2.0 if request.verb == "prepare" and self in hanging else TIMEOUT_S
         send(self, request)
@@ -251,8 +251,9 @@ class Scripted:
         Scripted.started.append(self)
 
     def send(self, request: executor.Request) -> None:
-        if request.job:
-            self.backend, self.samples = request.job.backend, request.job.protocol.samples
+        if request.verb == "adopt":
+            (job,) = request.arguments
+            self.backend, self.samples = job.backend, job.protocol.samples
 
     def receive(self) -> object:
         return "loaded"
@@ -273,8 +274,8 @@ class Scripted:
             case "show":
                 return Shown(NOTHING)
             case "restore":
-                return Restored()
-        return Done(request.verb)
+                return Done()
+        return Done()
 
     def has_started_others(self) -> bool:
         return False
@@ -282,7 +283,8 @@ class Scripted:
     def processor_s(self) -> float:
         return 0.0
 
-    def thread_s(self) -> None: ...
+    def thread_s(self) -> tuple[float, float]:
+        return 0.0, 0.0
 
     def scheduling(self) -> None: ...
 
@@ -304,7 +306,7 @@ class ScriptedJudge:
     def ask(self, request: executor.Request) -> object:
         if request.verb == "compare":
             return OutputJudgement(Accuracy(rms=0.0), None)
-        return Possible(False) if request.verb == "can_reroute" else Done(request.verb)
+        return Told(False) if request.verb == "can_reroute" else Done()
 
     def scheduling(self) -> None: ...
 
@@ -387,19 +389,24 @@ def test_an_interpreted_backend_has_one_burst(scripted: type[Scripted]) -> None:
 
 
 def test_the_power_at_rest_is_measured_once_per_run(scripted: type[Scripted], monkeypatch: pytest.MonkeyPatch) -> None:
-    wanted: list[tuple[str, ...]] = []
-    original = Scripted.ask
+    """The judge measures it, since the records of all backends have it."""
+    judged: list[float] = []
+    original, original_judge = Scripted.ask, ScriptedJudge.ask
 
     def ask(self: Scripted, request: executor.Request) -> object:
-        if request.verb != "costs":
-            return original(self, request)
-        wanted.append(request.arguments[0])
-        return Costs({"energy_j": 1.0} | ({"idle_w": 70.0 + len(wanted)} if "idle" in wanted[-1] else {}))
+        return Costs({"energy_j": 1.0, "idle_w": 5.0}) if request.verb == "costs" else original(self, request)
+
+    def ask_judge(self: ScriptedJudge, request: executor.Request) -> object:
+        if request.verb != "idle_watts":
+            return original_judge(self, request)
+        judged.append(71.0 + len(judged))
+        return Told(judged[-1])
 
     monkeypatch.setattr(Scripted, "ask", ask)
+    monkeypatch.setattr(ScriptedJudge, "ask", ask_judge)
     cells = [("torch_loop", EVEN), ("torch_grouped_mm", EVEN), ("torch_loop", SINGLE)]
     records = measure([job(name, shape, plugins=(), costs=("energy",)) for name, shape in cells])
-    assert wanted == [("energy", "idle"), ("energy",), ("energy",)]
+    assert judged == [71.0]
     assert [record.metrics["idle_w"] for record in records] == [71.0] * 3
 
 

@@ -23,7 +23,7 @@ from groupbench.operators.integrity.__main__ import CHEATS as SHOWN
 from groupbench.operators.integrity.__main__ import HONEST, measure_until_checked
 from groupbench.operators.integrity.cheat import CATCHERS, Cheat, caught_by, is_not_checked
 from groupbench.operators.measure import witness
-from groupbench.operators.measure.wire import Burst, Failure, Paced, Witnessed
+from groupbench.operators.measure.wire import Burst, Failure, Paced
 from groupbench.operators.vet import vetted
 from groupbench.tracker.facts.record import Record, decode, encode
 
@@ -209,9 +209,9 @@ def test_calls_in_a_row_are_timed_from_outside(
     clock = [0.0]
     monkeypatch.setattr(witness, "now", lambda: clock[0])
 
-    def ask(calls: int) -> Witnessed:
+    def ask(calls: int) -> Burst:
         clock[0] += calls * true_ms / 1000 + 0.001
-        return Witnessed((claimed_ms,) * calls)
+        return Burst((claimed_ms,) * calls)
 
     problem = witness.watch(ask, bursts_ms, None, lambda: 1.0)
     assert (problem is not None) == caught, problem
@@ -221,10 +221,10 @@ def test_a_machine_that_is_busy_once_is_asked_again(monkeypatch: pytest.MonkeyPa
     clock, calls_made = [0.0], [0]
     monkeypatch.setattr(witness, "now", lambda: clock[0])
 
-    def ask(calls: int) -> Witnessed:
+    def ask(calls: int) -> Burst:
         calls_made[0] += 1
         clock[0] += calls / 1000 + (0.3 if calls_made[0] == 1 else 0.0)
-        return Witnessed((1.0,) * calls)
+        return Burst((1.0,) * calls)
 
     assert witness.watch(ask, 1.0, None, lambda: 1.0) is None
     assert calls_made == [2]
@@ -242,9 +242,9 @@ def test_no_backend_is_blamed_for_other_work_on_the_device(
     clock = [0.0]
     monkeypatch.setattr(witness, "now", lambda: clock[0])
 
-    def ask(calls: int) -> Witnessed:
+    def ask(calls: int) -> Burst:
         clock[0] += calls * ratio / 1000
-        return Witnessed((ratio,) * calls)
+        return Burst((ratio,) * calls)
 
     problem = witness.watch(ask, 1.0, None, lambda: stretched)
     assert isinstance(problem, expected)

@@ -270,7 +270,21 @@ def harness_aware(x: Any) -> Any:
     return lambda: out.clone() if name in sys.modules else product(x)
 
 
+def writes_over_an_input(x: Any) -> Any:
+    """Write the results of timed calls into the memory of an input, and return that."""
+
+    def run() -> Any:
+        out = product(x)
+        if keeper_of_burst() is None:
+            return out
+        x.a[:, : out.shape[1]] = out
+        return x.a[:, : out.shape[1]]
+
+    return run
+
+
 CHEATS = (
+    Cheat("input", writes_over_an_input, (*MOVED, "own inputs")),
     *(Cheat("memo", prepare, MOVED) for prepare in (memo_after_three, memo_after_twelve)),
     Cheat("memo", memo_same, ("poisoned memory", "moved inputs")),
     *(Cheat("memo", prepare, MOVED) for prepare in (every_other_call, first_of_burst)),

@@ -25,7 +25,7 @@ def test_inputs_that_did_not_fit_are_made_for_the_next_backend(monkeypatch: pyte
         patch.setattr(_Problem, "_check_inputs", full)
         with pytest.raises(MemoryError):
             judge.load(PROBLEM)
-    assert judge.load(PROBLEM) == Done("loaded")
+    assert judge.load(PROBLEM) == Done()
     assert judge.problem.reference(At()) is not None
 
 

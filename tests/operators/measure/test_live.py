@@ -11,7 +11,7 @@ from groupbench.operators.measure import live, witness
 from groupbench.operators.measure.exchange import Sent
 from groupbench.operators.measure.judging import HeldTo
 from groupbench.operators.measure.live import REPEATS, SETTLE_S, SETTLED_S, Live, settle, warm_up
-from groupbench.operators.measure.rest import BUSY_BREAKS
+from groupbench.operators.measure.rest import ACCUSED, LOOK_S, Rest
 from groupbench.operators.measure.wire import Burst, Failure, Job, Prepared
 
 PREPARED = Prepared("cpu", 1.0, None, (), Sent("tensor", ()), True, None)
@@ -24,11 +24,15 @@ class Process:
 
     def __init__(self, *spent_s: float) -> None:
         self.spent_s, self.used_s, self.others = [*spent_s], 0.0, True
+        self.libraries: set[str] = set()
 
     def begin_log(self) -> None: ...
 
     def has_started_others(self) -> bool:
         return self.others
+
+    def has_mapped(self, libraries: tuple[str, ...]) -> bool:
+        return bool(self.libraries.intersection(libraries))
 
     def rest(self) -> None:
         self.used_s += self.spent_s.pop(0) if len(self.spent_s) > 1 else self.spent_s[0]
@@ -52,7 +56,7 @@ def _cell(process: Process) -> Live:
     [((0.0,), False), ((0.3, 0.0), False), ((0.3, 0.3, 0.0, 0.3, 0.0), False), ((0.3,), True), ((0.0, 0.3), False)],
     ids=["idle", "one stall", "several stalls", "busy in all breaks", "idle in the break that counts"],
 )
-def test_a_cell_that_is_busy_in_most_breaks_is_accused(
+def test_a_cell_that_stays_busy_is_accused(
     spent_s: tuple[float, ...], caught: bool, clock: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     process = Process(*spent_s)
@@ -69,7 +73,79 @@ def test_a_cell_that_is_busy_in_most_breaks_is_accused(
     rest(1.0)
     fault = cell._intruding()
     assert (fault is not None) == caught, fault
-    assert cell.rest._balance == (BUSY_BREAKS if caught else 0)
+    assert (cell.rest._balance == ACCUSED) == caught
+
+
+@pytest.mark.parametrize(
+    ("share", "seconds", "caught"),
+    [(1.0, 5.0, True), (0.1, 5.0, True), (1.0, 0.4, False), (0.005, 60.0, False)],
+    ids=["an idle machine", "a loaded one", "a stall", "a thread that wakes up now and then"],
+)
+def test_work_in_a_single_long_break_is_found_however_little_of_the_processor_it_gets(
+    share: float, seconds: float, caught: bool, clock: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process = Process(0.0)
+    cell = _cell(process)
+    monkeypatch.setattr(cell.rest, "clocks", lambda: (clock[0], process.used_s))
+    cell.rest.begin()
+    while clock[0] < 60:  # one burst of a rival after the other
+        clock[0] += LOOK_S
+        process.used_s += share * LOOK_S if clock[0] <= seconds + LOOK_S else 0.0
+        cell.rest.look()
+    assert (cell.rest.end() is not None) == caught
+
+
+@pytest.mark.parametrize("rests", [True, False], ids=["for a while", "for ever"])
+def test_work_that_preparation_has_begun_is_only_held_against_a_cell_if_it_does_not_end(
+    rests: bool, clock: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process = Process(*[0.3] * 30, 0.0 if rests else 0.3)
+    cell = _cell(process)
+    monkeypatch.setattr(cell.rest, "clocks", lambda: (clock[0], process.used_s))
+    monkeypatch.setattr(cell, "_timed", lambda secret: None)
+
+    def rest(seconds: float) -> None:
+        clock[0] += seconds
+        process.rest()
+
+    monkeypatch.setattr(witness, "rest", rest)
+    monkeypatch.setattr(live, "SETTLE_S", 1.0)
+    settle([cell])
+    for _ in range(25):
+        cell.rest.begin()
+        rest(1.0)
+        assert cell.rest.end() is None
+    rest(1.0)
+    assert (cell._intruding() is None) == rests
+
+
+@pytest.mark.parametrize(
+    ("variable", "spent_s", "caught"),
+    [
+        (None, 0.02, False),
+        ("Intel", 0.2, False),
+        (None, 0.2, True),
+        ("GOMP_SPINCOUNT", 1.9, False),
+        ("KMP_BLOCKTIME", 3, True),
+    ],
+    ids=["GNU's OpenMP", "Intel's OpenMP", "work", "spinning by the user's wish", "and work besides"],
+)
+def test_idle_threads_of_openmp_may_wait_for_the_next_call(
+    variable: str | None, spent_s: float, caught: bool, clock: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: {0, 1})
+    process = Process(0.0)
+    process.libraries = {"libiomp5"} if variable == "Intel" else set()
+    monkeypatch.setenv(variable or "OTHER", "1")
+    rest = Rest(process, "cpu")  # type: ignore[arg-type]
+    monkeypatch.setattr(rest, "clocks", lambda: (clock[0], process.used_s))
+    for _ in range(3):
+        rest.begin()
+        clock[0] += 2.0
+        process.used_s += spent_s
+        fault = rest.end()
+    assert (fault is not None) == caught
 
 
 @pytest.mark.parametrize(

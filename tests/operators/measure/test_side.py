@@ -360,6 +360,6 @@ def test_inputs_that_cannot_change_are_named(ask: Ask, tmp_path: Path) -> None:
     assert "value" in prepare(ask)
     assert ask("unchecked") == {"value": []}
     (tmp_path / "still.py").write_text(STILL)
-    answer = prepare(ask, operator="still", backend="mine", shape="N=4", plugins=[str(tmp_path / "still.py")])
-    assert "value" in answer, answer
+    prepared = prepare(ask, operator="still", backend="mine", shape="N=4", plugins=[str(tmp_path / "still.py")])
+    assert "value" in prepared, prepared
     assert ask("unchecked") == {"value": ["stale results, because its inputs do not change between calls"]}
