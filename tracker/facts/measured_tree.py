@@ -7,15 +7,10 @@ import os
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 
+from groupbench.tracker.facts.programs import FOLDERS
+
 VARIABLE = "GROUPBENCH_MEASURED_TREE"
 """Environment variable that holds a `MeasuredTree` as JSON. Every process below the driver inherits it."""
-
-FOLDERS = "GROUPBENCH_FOLDERS"
-"""Environment variable with the folders in which the measured modules are found, as in PYTHONPATH.
-
-They are not in PYTHONPATH itself: the command and the judging process would run a measured `statistics.py` or
-`sitecustomize.py` in place of Python's.
-"""
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from busy import BUSY
 from repositories import git
 
 from groupbench.tracker.ab.bench import AbCell, AbSide, Bench
+from groupbench.tracker.facts.measured_tree import add_to_path
 
 pytestmark = pytest.mark.usefixtures("warm_imports")
 
@@ -98,11 +99,17 @@ def prepare(x):
 MINE = Backend("mine", prepare, "a test", operator="grouped_gemm")
 """
 SHADOW = """
-import os, sys
+import atexit, os, sys
 
-if "Seccomp:\t0" in open("/proc/self/status").read() and "groupbench" in str(sys.orig_argv):
+def note():
     with open({reached!r}, "a") as file:
         file.write(f"{name} in an unconfined process: {{sys.orig_argv}}" + chr(10))
+
+if "Seccomp:\t0" in open("/proc/self/status").read() and "groupbench" in str(sys.orig_argv):
+    if {folder!r} in os.environ.get("PYTHONPATH", ""):
+        atexit.register(note)  # not if the command starts again without it
+    else:
+        note()
 if {name!r} in sys.stdlib_module_names:
     exec(open(os.path.join(os.path.dirname(os.__file__), {name!r} + ".py")).read())
 """
@@ -135,13 +142,20 @@ class Poisoned:
         git(self.folder, "switch", "-q", "-c", "change")
         self.plugin.write_text(POISON.format(reached=str(self.reached)))
         for name in SHADOWED:
-            (self.folder / f"{name}.py").write_text(SHADOW.format(reached=str(self.reached), name=name))
+            (self.folder / f"{name}.py").write_text(
+                SHADOW.format(reached=str(self.reached), name=name, folder=str(self.folder))
+            )
         git(self.folder, "add", ".")
         git(self.folder, "commit", "-qm", "poison")
 
+    @property
+    def environment(self) -> dict[str, str]:
+        """The variables of a user whose package is found by PYTHONPATH."""
+        return add_to_path([str(self.folder)], os.environ)
+
     def run(self, *words: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-P", "-m", "groupbench.tracker", *words, "--device", "cpu"]
-        environment = os.environ | {"GROUPBENCH_DB": str(self.folder / "none.db")}
+        environment = self.environment | {"GROUPBENCH_DB": str(self.folder / "none.db")}
         return subprocess.run(command, cwd=self.folder, capture_output=True, text=True, env=environment, timeout=300)
 
 
@@ -208,7 +222,7 @@ def night(poisoned: Poisoned) -> None:
     command = [sys.executable, "-P", "-m", "groupbench.operators", "--host", "builtin", "--device", "cpu", "--op"]
     command += ["grouped_gemm", "--shapes", SHAPE, "--precision", "fp32", "--plugin", str(poisoned.plugin)]
     command += ["--only", "torch_loop,mine", "--records", str(poisoned.folder / "r.jsonl")]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=poisoned.folder, timeout=300)
+    done = subprocess.run(command, capture_output=True, text=True, cwd=poisoned.folder, env=poisoned.environment)
     records = [json.loads(line) for line in (poisoned.folder / "r.jsonl").read_text().splitlines()]
     statuses = {record["cell"]["backend"]: record["status"] for record in records}
     assert statuses["mine"] == "wrong" and (statuses["torch_loop"] == "ok" or BUSY in str(records)), done.stderr
@@ -234,7 +248,7 @@ def test_a_plugin_is_not_imported_by_the_fork_server(command: str, poisoned: Poi
     if command == "evaluate":
         words = [sys.executable, "-P", "-m", "groupbench.tracker", "evaluate", "poisonable.py", "--against"]
         words += ["torch_loop", "--shape", SHAPE, "--dtype", "fp32", "--budget", "10"]
-    environment = os.environ | {"PYTHONPATH": str(poisoned.folder), "GROUPBENCH_DB": str(poisoned.folder / "none.db")}
+    environment = poisoned.environment | {"GROUPBENCH_DB": str(poisoned.folder / "none.db")}
     done = subprocess.run(
         [*words, "--device", "cpu"], cwd=poisoned.folder, capture_output=True, text=True, env=environment, timeout=300
     )
