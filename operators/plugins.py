@@ -57,9 +57,10 @@ class Plugin:
 def offered() -> dict[str, tuple[EntryPoint, ...]]:
     """Return the installed packages' entry points by group, without loading them."""
     everything = entry_points()
-    measured = [found for each in distributions(path=measured_folders()) for found in each.entry_points]
+    elsewhere = [folder for folder in measured_folders() if folder not in sys.path]
+    measured = [found for each in distributions(path=elsewhere) for found in each.entry_points]
     return {
-        group: tuple(dict.fromkeys((*everything.select(group=group), *(one for one in measured if one.group == group))))
+        group: (*everything.select(group=group), *(found for found in measured if found.group == group))
         for group in INSTALLED
     }
 
