@@ -58,9 +58,9 @@ def offered() -> dict[str, tuple[EntryPoint, ...]]:
     """Return the installed packages' entry points by group, without loading them."""
     everything = entry_points()
     elsewhere = [folder for folder in measured_folders() if folder not in sys.path]
-    measured = [found for each in distributions(path=elsewhere) for found in each.entry_points]
+    measured = [entry for each in distributions(path=elsewhere) for entry in each.entry_points]
     return {
-        group: (*everything.select(group=group), *(found for found in measured if found.group == group))
+        group: (*everything.select(group=group), *(entry for entry in measured if entry.group == group))
         for group in INSTALLED
     }
 

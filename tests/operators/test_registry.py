@@ -342,7 +342,7 @@ def test_entry_points_of_a_measured_folder_are_known_to_a_process_that_does_not_
     (tmp_path / "theirs.egg-info" / "entry_points.txt").write_text("[groupbench.backends]\nx = theirs:X\n")
     (tmp_path / "theirs.egg-info" / "PKG-INFO").write_text("Name: theirs\n")
     monkeypatch.setenv(FOLDERS, str(tmp_path))
-    assert [found.value for found in plugins.offered()["groupbench.backends"]] == ["theirs:X"]
+    assert [entry.value for entry in plugins.offered()["groupbench.backends"]] == ["theirs:X"]
 
 
 def test_an_option_beats_an_installed_plugin(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -43,9 +43,9 @@ def start(repository: Path, path: str, *options: str, **variables: str) -> tuple
         env={**os.environ, **variables, "PYTHONPATH": f"{path}:{own}" if own else path},
     )
     assert done.returncode == 0, done.stderr
-    found, after, folders, arguments = json.loads(done.stdout)
+    paths, after, folders, arguments = json.loads(done.stdout)
     assert arguments == ["an argument", "--x"]
-    return found, (after or "").removesuffix(own).removesuffix(":"), folders
+    return paths, (after or "").removesuffix(own).removesuffix(":"), folders
 
 
 @pytest.mark.parametrize(
@@ -64,8 +64,8 @@ def test_a_repositorys_folders_are_found_only_where_it_is_measured(
     def clean(text: str) -> str:
         return ":".join(str(Path(each).resolve()) for each in text.format(repository).split(":"))
 
-    found, after, folders = start(repository, path.format(repository), str(repository.parent / "program.py"))
-    assert str(repository / "python") not in found
+    paths, after, folders = start(repository, path.format(repository), str(repository.parent / "program.py"))
+    assert str(repository / "python") not in paths
     assert (after and clean(after)) == (kept and clean(kept))
     assert folders == (measured and clean(measured))
 
@@ -81,8 +81,8 @@ def test_an_empty_entry_of_the_path_is_the_current_folder(repository: Path) -> N
 
 
 def test_python_m_puts_no_module_of_the_current_folder_before_pythons(repository: Path) -> None:
-    found, _, folders = start(repository, str(repository.parent), "-m", "program")
-    assert str(repository / "sub") not in found
+    paths, _, folders = start(repository, str(repository.parent), "-m", "program")
+    assert str(repository / "sub") not in paths
     assert folders == str(repository / "sub")
 
 
