@@ -1,10 +1,13 @@
 """The `tritonbench` command, also as `python -m groupbench.operators`."""
 
-from groupbench.tracker.tools import signals
+from groupbench.tracker.facts.programs import leave_repository
 
 
 def main() -> None:
     """Run the command."""
+    leave_repository()
+    from groupbench.tracker.tools import signals
+
     signals.end_at_once()  # while modules are imported
     from groupbench.operators.cli import main as command
 

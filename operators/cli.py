@@ -20,7 +20,7 @@ from groupbench.operators.errors import GroupbenchError, PlanError, UsageError
 from groupbench.operators.hosts import has_tritonbench
 from groupbench.operators.options import GreedyShapes, cells, lists, places, results, timing
 from groupbench.tracker import project
-from groupbench.tracker.facts.measured_tree import measured_folders
+from groupbench.tracker.facts.measured_tree import with_folders
 from groupbench.tracker.facts.metrics import NCU
 from groupbench.tracker.text.wording import no_such
 from groupbench.tracker.tools import shell
@@ -130,7 +130,7 @@ def _plugins(options: dict[str, Any]) -> tuple[str, ...]:
     except project.ProjectError as error:
         raise UsageError(f"plan {error.message}" if options["plan"] else error.message) from error
     folders = loaded.python_path() if loaded.settings.plugins else []
-    os.environ |= project.with_folders(folders or measured_folders(), {})  # for the processes that measure
+    os.environ |= with_folders(folders, os.environ)  # for the processes that measure
     return (loaded.plugins if options["plan"] else loaded.placed_plugins)(options["plugins"])
 
 

@@ -22,7 +22,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint, distributions, entry_points
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -32,6 +32,7 @@ from groupbench.operators.errors import UsageError
 from groupbench.operators.measure.faults import located
 from groupbench.operators.operator import KINDS, Backend, Operator
 from groupbench.operators.problems.definition import PublishedProblem, read_json
+from groupbench.tracker.facts.measured_tree import measured_folders
 from groupbench.tracker.text.wording import closest
 
 MAX_NAME = 500  # characters, as in the record
@@ -56,7 +57,12 @@ class Plugin:
 def offered() -> dict[str, tuple[EntryPoint, ...]]:
     """Return the installed packages' entry points by group, without loading them."""
     everything = entry_points()
-    return {group: tuple(everything.select(group=group)) for group in INSTALLED}
+    elsewhere = [folder for folder in measured_folders() if folder not in sys.path]
+    measured = [entry for each in distributions(path=elsewhere) for entry in each.entry_points]
+    return {
+        group: (*everything.select(group=group), *(entry for entry in measured if entry.group == group))
+        for group in INSTALLED
+    }
 
 
 FAULTS = (Exception, SystemExit, KeyboardInterrupt)

@@ -24,9 +24,8 @@ relative to the file's folder.
 
 from __future__ import annotations
 
-import os
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
@@ -36,7 +35,6 @@ import msgspec
 from groupbench.tracker.facts.durations import seconds
 from groupbench.tracker.facts.errors import TrackerError
 from groupbench.tracker.facts.identity import TOOLCHAIN_MARK
-from groupbench.tracker.facts.measured_tree import FOLDERS
 
 NAME = "groupbench.toml"
 
@@ -196,18 +194,6 @@ def import_folders(tree: Path, pythonpath: Iterable[str]) -> list[str]:
     """Return the module folders of a checkout: `pythonpath`, then `src`, then the checkout itself."""
     folders = [*(tree / path for path in pythonpath), tree / "src", tree]
     return [str(folder) for folder in folders if folder.is_dir()]
-
-
-def add_to_path(folders: Iterable[str], environment: dict[str, str]) -> dict[str, str]:
-    """Return an environment with these folders at the front of PYTHONPATH."""
-    before = filter(None, [environment.get("PYTHONPATH")])
-    path = os.pathsep.join([*folders, *before])
-    return {**environment, "PYTHONPATH": path} if path else environment
-
-
-def with_folders(folders: Iterable[str], environment: Mapping[str, str]) -> dict[str, str]:
-    """Return an environment in which cells find these folders' modules, and the command that measures does not."""
-    return {**environment, FOLDERS: os.pathsep.join(folders)}
 
 
 def find(start: Path | None = None) -> Path | None:

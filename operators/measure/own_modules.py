@@ -171,8 +171,9 @@ class OwnModules(MetaPathFinder):
 
     def _folders(self, name: str, path: Sequence[str] | None) -> list[str]:
         """Return the checkout's folders for a module found in an installed copy."""
-        if path is not None and any(_within(os.path.realpath(folder), self._tree) for folder in path):
-            return list(path)
+        own = [folder for folder in path or () if _within(os.path.realpath(folder), self._tree)]
+        if own:
+            return own
         inner = name.split(".")
         for _, project in self.measured.projects:
             root = Path(self._tree, project)

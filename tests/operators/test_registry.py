@@ -19,6 +19,7 @@ from groupbench.operators import plugins, registry
 from groupbench.operators.errors import UsageError
 from groupbench.operators.operator import Backend, Operator
 from groupbench.operators.registry import get_backend, get_operator
+from groupbench.tracker.facts.programs import FOLDERS
 
 PLUGIN = """
 from groupbench.operators.define import operator
@@ -332,6 +333,16 @@ def test_entry_points(monkeypatch: pytest.MonkeyPatch) -> None:
     assert added("a_plugin.one") == ["theirs", "one"]
     assert added() == ["theirs"]
     look_up.assert_called_once_with()  # though each record asks for its operator
+
+
+def test_entry_points_of_a_measured_folder_are_known_to_a_process_that_does_not_find_its_modules(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "theirs.egg-info").mkdir()
+    (tmp_path / "theirs.egg-info" / "entry_points.txt").write_text("[groupbench.backends]\nx = theirs:X\n")
+    (tmp_path / "theirs.egg-info" / "PKG-INFO").write_text("Name: theirs\n")
+    monkeypatch.setenv(FOLDERS, str(tmp_path))
+    assert [entry.value for entry in plugins.offered()["groupbench.backends"]] == ["theirs:X"]
 
 
 def test_an_option_beats_an_installed_plugin(monkeypatch: pytest.MonkeyPatch) -> None:

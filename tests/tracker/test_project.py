@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from groupbench.tracker import project
+from groupbench.tracker.facts.measured_tree import add_to_path
 from groupbench.tracker.project import NAME, Project, ProjectError, ProjectSettings
 
 MEASURE = '[[measure]]\noperator = "canary"\n'
@@ -78,8 +79,8 @@ def test_plugins_of_a_command_line_are_added() -> None:
 
 
 def test_pythonpath_of_the_environment_is_kept() -> None:
-    assert project.add_to_path(["/a"], {"PYTHONPATH": "/b", "X": "1"}) == {"PYTHONPATH": "/a:/b", "X": "1"}
-    assert project.add_to_path([], {"X": "1"}) == {"X": "1"}
+    assert add_to_path(["/a"], {"PYTHONPATH": "/b", "X": "1"}) == {"PYTHONPATH": "/a:/b", "X": "1"}
+    assert add_to_path([], {"X": "1"}) == {"X": "1"}
 
 
 @pytest.mark.parametrize(("text", "seconds"), [('"90s"', 90), ('"1h30m"', 5400), ("15", 900), ("0.5", 30)])

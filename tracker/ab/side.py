@@ -27,8 +27,9 @@ import msgspec
 from groupbench.tracker.ab.answers import Answer, Greeting
 from groupbench.tracker.facts.errors import TrackerError
 from groupbench.tracker.facts.exits import ExitCode
-from groupbench.tracker.facts.measured_tree import MeasuredTree
-from groupbench.tracker.project import add_to_path, import_folders, with_folders
+from groupbench.tracker.facts.measured_tree import MeasuredTree, add_to_path, with_folders
+from groupbench.tracker.facts.programs import own_program
+from groupbench.tracker.project import import_folders
 from groupbench.tracker.text.scratch import Scratch
 from groupbench.tracker.tools import git
 
@@ -208,7 +209,7 @@ class SideProcess:
     def _start(self) -> subprocess.Popen[bytes]:
         path = python_path(self.side, self._scratch.path / "layout")
         # Only the layout: a tree's `statistics.py` or `sitecustomize.py` would run in the process that keeps the clock.
-        environment = with_folders(path[1:], add_to_path(path[:1], dict(os.environ)))
+        environment = with_folders(path[1:], add_to_path(path[:1], os.environ))
         environment["PYTHONUNBUFFERED"] = "1"
         if self.side.tree is not None:
             environment |= measured_tree(self.side.tree).variables()
@@ -220,8 +221,7 @@ class SideProcess:
         with (self._scratch.path / "log").open("wb") as log:
             try:
                 return subprocess.Popen(
-                    # -P: do not import modules from the current folder
-                    [self.side.python, "-P", "-m", MODULE],
+                    own_program(MODULE, python=self.side.python),
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=log,

@@ -26,8 +26,9 @@ from groupbench.tracker.ab.side import AbError, AbSide, SideFailure, SideProcess
 from groupbench.tracker.facts.environment import software_identity
 from groupbench.tracker.facts.errors import TrackerError
 from groupbench.tracker.facts.exits import ExitCode
+from groupbench.tracker.facts.measured_tree import add_to_path
 from groupbench.tracker.facts.record import Environment
-from groupbench.tracker.project import NAME, Project, ProjectError, add_to_path
+from groupbench.tracker.project import NAME, Project, ProjectError
 from groupbench.tracker.text.scratch import Scratch
 from groupbench.tracker.text.wording import closest
 

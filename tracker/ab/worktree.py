@@ -23,6 +23,7 @@ from types import TracebackType
 from groupbench.tracker.ab.submodules import NO_HOOKS, add_submodules
 from groupbench.tracker.facts.errors import TrackerError
 from groupbench.tracker.facts.exits import ExitCode
+from groupbench.tracker.facts.measured_tree import add_to_path, measured_folders
 from groupbench.tracker.text.scratch import Scratch, in_memory, is_scratch, remove_abandoned
 from groupbench.tracker.tools import git
 
@@ -254,7 +255,7 @@ def checkouts(
             _add_missing(repo, folder, recipe.benchmarks)
             if recipe.setup:
                 source = "--setup" if recipe.by_option else SETUP_OF_FILE
-                run_setup(folder, recipe.setup, full[:10], source, python)
+                run_setup(folder, recipe.setup, full[:10], source, python, _folders_in(tree, repo))
             folders.append(folder)
         yield folders
 
@@ -348,21 +349,37 @@ def _add_missing(repo: Path, folder: Path, names: tuple[str, ...]) -> None:
             raise WorktreeError(f"cannot copy the benchmark {source}: {error.strerror or error}") from error
 
 
-def run_setup(folder: Path, command: str, name: str, source: str = SETUP_OF_FILE, python: str = sys.executable) -> None:
+def _folders_in(tree: Path, repo: Path) -> list[str]:
+    """Return a checkout's counterparts of the user's measured folders."""
+    top = (git.ask(repo, "rev-parse", "--show-toplevel") or "").rstrip("\n")
+    inner = [os.path.relpath(os.path.realpath(folder), top) for folder in measured_folders()]
+    return [str(tree / folder) for folder in inner if not folder.startswith(os.pardir)]
+
+
+def run_setup(
+    folder: Path,
+    command: str,
+    name: str,
+    source: str = SETUP_OF_FILE,
+    python: str = sys.executable,
+    folders: Iterable[str] | None = None,
+) -> None:
     """Run a build command in a folder, in the environment of the measuring interpreter.
 
     Args:
         name: The checkout, for the error.
         source: Where the command is set, for the error.
+        folders: Folders with modules; by default those in which the measured modules are found.
 
     Raises SetupError with the last lines of output.
     """
     logger.info("%s: %s, waiting up to %g s", name, command, SETUP_TIMEOUT_S)
+    modules = measured_folders() if folders is None else folders
     read_end, lifeline = os.pipe()
     process = subprocess.Popen(
         [sys.executable, "-I", "-c", _LIFELINE, "bash" if shutil.which("bash") else "sh", "-c", command],
         cwd=folder,
-        env=_activated(Path(shutil.which(python) or python).absolute(), os.environ),
+        env=_activated(Path(shutil.which(python) or python).absolute(), add_to_path(modules, os.environ)),
         stdin=read_end,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

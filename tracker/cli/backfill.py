@@ -272,7 +272,8 @@ class Backfill:
     def _measure(self, commit: BackfillCommit, tree: Path, end: float) -> str | None:
         """Measure a checkout; return None, or the reason if nothing could be measured, which has been printed."""
         from groupbench.tracker.ab.side import measured_tree
-        from groupbench.tracker.project import import_folders, with_folders
+        from groupbench.tracker.facts.measured_tree import with_folders
+        from groupbench.tracker.project import import_folders
 
         path = self.files.records(commit)
         environment = with_folders(import_folders(tree, self.project.settings.pythonpath), os.environ)
@@ -302,7 +303,7 @@ class Backfill:
 
     def _unmeasured(self, commit: BackfillCommit, path: Path, reason: str, stdout: int | None = None) -> int:
         """Write a record with a reason for every cell of the plan in today's checkout. Return the exit code."""
-        from groupbench.tracker.project import with_folders
+        from groupbench.tracker.facts.measured_tree import with_folders
 
         environment = with_folders(self.project.python_path(), os.environ)
         options = [*self.options, "--commit", commit.hash, "--records", str(path), "--resume"]
@@ -313,8 +314,8 @@ class Backfill:
         self, options: list[str], folder: Path, environment: dict[str, str], stdout: int | None = None
     ) -> tuple[int, str]:
         from groupbench.tracker.ab.toolchains import module_path
+        from groupbench.tracker.facts.measured_tree import add_to_path
         from groupbench.tracker.night.measuring import interrupted, measure
-        from groupbench.tracker.project import add_to_path
 
         lines: list[str] = []
         with Scratch("toolchain") as layout:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -14,6 +13,7 @@ from groupbench.tracker.cli.here import traffic_of
 from groupbench.tracker.cli.options import CELL_FILTERS, filters, reading
 from groupbench.tracker.cli.output import CELL, Column, Format, output_formats, say, write_rows
 from groupbench.tracker.facts.exits import ExitCode
+from groupbench.tracker.facts.programs import own_program
 from groupbench.tracker.query.filters import Filter
 from groupbench.tracker.text.wording import milliseconds, no_such
 
@@ -112,7 +112,7 @@ def _selected(points: list[PointRow], products: tuple[str, ...] | None, where: F
 
 def _products(layer: str) -> tuple[str, ...]:
     """Return a layer's product shapes. Raises BadParameter for an unknown layer."""
-    done = subprocess.run([sys.executable, "-P", "-m", MODULE], stdout=subprocess.PIPE, check=True)
+    done = subprocess.run(own_program(MODULE), stdout=subprocess.PIPE, check=True)
     layers = msgspec.json.decode(done.stdout, type=dict[str, tuple[str, ...]])
     if layer not in layers:
         raise click.BadParameter(no_such("no layer", layer, layers), param_hint="--layer")

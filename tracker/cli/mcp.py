@@ -6,7 +6,6 @@ import functools
 import json
 import re
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -16,6 +15,7 @@ import click
 from groupbench.tracker.cli.here import this_project, wait_option
 from groupbench.tracker.facts.errors import TrackerError
 from groupbench.tracker.facts.exits import ExitCode
+from groupbench.tracker.facts.programs import own_program
 from groupbench.tracker.text.brief import ANSWER_BYTES, brief, by_series, fewer_points, plain, size
 from groupbench.tracker.tools.lease import WAITING
 
@@ -59,7 +59,7 @@ def ask(
     """
     first, *others = arguments
     formats = [f"--format={form}"] if form else []
-    command = [sys.executable, "-P", "-m", "groupbench.tracker", *options(db=db), *first.split(), *formats, *others]
+    command = own_program("groupbench.tracker", *options(db=db), *first.split(), *formats, *others)
     done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
     try:
         output: Any = json.loads(done.stdout)

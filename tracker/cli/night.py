@@ -20,8 +20,9 @@ from groupbench.tracker.cli.output import say
 from groupbench.tracker.facts.errors import ReportPackageError, TrackerError
 from groupbench.tracker.facts.exits import ExitCode
 from groupbench.tracker.facts.identity import plan_with
+from groupbench.tracker.facts.measured_tree import add_to_path, with_folders
 from groupbench.tracker.outputs import FORMATS
-from groupbench.tracker.project import NAME, Project, ProjectError, add_to_path, with_folders
+from groupbench.tracker.project import NAME, Project, ProjectError
 from groupbench.tracker.text.scratch import Scratch
 from groupbench.tracker.tools import git
 from groupbench.tracker.tools.parameters import Duration

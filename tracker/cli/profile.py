@@ -104,9 +104,9 @@ def profile(context: click.Context, what: ProfileOptions, form: Format) -> None:
     """
     from groupbench.tracker.cli.explain import kernel_folder
     from groupbench.tracker.cli.ingest import store
+    from groupbench.tracker.facts.measured_tree import with_folders
     from groupbench.tracker.facts.record import read
     from groupbench.tracker.night.measuring import measure
-    from groupbench.tracker.project import with_folders
     from groupbench.tracker.text.scratch import Scratch
 
     hold_device(context, "auto")

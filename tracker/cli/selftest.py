@@ -10,6 +10,7 @@ import click
 from groupbench.tracker.cli.output import Format, output_format
 from groupbench.tracker.facts.errors import TrackerError
 from groupbench.tracker.facts.exits import ExitCode
+from groupbench.tracker.facts.programs import own_program
 
 MODULE = "groupbench.operators.integrity"
 
@@ -33,7 +34,7 @@ def selftest(context: click.Context, integrity: bool, device: str, only: str | N
     """
     if not integrity:
         raise click.UsageError("nothing to test: give --integrity", context)
-    command = [sys.executable, "-P", "-m", MODULE, "--device", device]
+    command = own_program(MODULE, "--device", device)
     command += ["--only", only] if only else []
     command += ["--json"] if form == "json" else []
     try:

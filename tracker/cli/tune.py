@@ -10,6 +10,7 @@ import click
 
 from groupbench.tracker.cli.here import wait_option
 from groupbench.tracker.cli.options import DTYPE
+from groupbench.tracker.facts.programs import own_program
 from groupbench.tracker.tools.parameters import Duration
 
 MODULE = "groupbench.operators.tuners"
@@ -74,6 +75,6 @@ def tune(
     arguments += [word for suite in suites for word in ("--suite", suite)]
     arguments += [word for shape in shapes for word in ("--shape", shape)]
     arguments += [word for option, value in options.items() if value is not None for word in (option, str(value))]
-    command = [sys.executable, "-P", "-m", MODULE, *arguments]
+    command = own_program(MODULE, *arguments)
     done = subprocess.run(command if listed else under_lease("auto", command))
     sys.exit(done.returncode)

@@ -25,6 +25,7 @@ import msgspec
 from groupbench.tracker.doctor.check import Check
 from groupbench.tracker.doctor.gpu import gpus
 from groupbench.tracker.facts.environment import installed_version
+from groupbench.tracker.facts.programs import own_program
 
 MODULE = "groupbench.operators.inventory"
 IMPORT_LIMIT_S = 300.0
@@ -85,7 +86,7 @@ def take_inventory() -> tuple[dict[str, Any], str | None]:
         return {}, None
     try:
         done = subprocess.run(
-            [sys.executable, "-P", "-m", MODULE],
+            own_program(MODULE),
             capture_output=True,
             text=True,
             errors="replace",

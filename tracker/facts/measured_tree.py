@@ -4,19 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
+
+from groupbench.tracker.facts.programs import FOLDERS
 
 VARIABLE = "GROUPBENCH_MEASURED_TREE"
 """Environment variable that holds a `MeasuredTree` as JSON. Every process below the driver inherits it."""
-
-
-FOLDERS = "GROUPBENCH_FOLDERS"
-"""Environment variable with the folders in which the measured modules are found, as in PYTHONPATH.
-
-They are not in PYTHONPATH itself: the command and the judging process would run a measured `statistics.py` or
-`sitecustomize.py` in place of Python's.
-"""
 
 
 @dataclass(frozen=True)
@@ -53,7 +47,17 @@ def measured_folders(environment: Mapping[str, str] = os.environ) -> list[str]:
     return list(filter(None, environment.get(FOLDERS, "").split(os.pathsep)))
 
 
-def add_measured_folders(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of a process that runs measured code: the folders come first in PYTHONPATH."""
-    path = os.pathsep.join([*measured_folders(environment), *filter(None, [environment.get("PYTHONPATH")])])
+def with_folders(folders: Iterable[str], environment: Mapping[str, str]) -> dict[str, str]:
+    """Return an environment in which cells, not the command, find these folders' modules first."""
+    return {**environment, FOLDERS: os.pathsep.join(dict.fromkeys([*folders, *measured_folders(environment)]))}
+
+
+def add_to_path(folders: Iterable[str], environment: Mapping[str, str]) -> dict[str, str]:
+    """Return an environment with these folders at the front of PYTHONPATH."""
+    path = os.pathsep.join([*folders, *filter(None, [environment.get("PYTHONPATH")])])
     return {**environment, "PYTHONPATH": path} if path else {**environment}
+
+
+def add_measured_folders(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of a process that runs measured code."""
+    return add_to_path(measured_folders(environment), environment)

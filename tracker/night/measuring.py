@@ -15,10 +15,11 @@ from typing import IO, NoReturn
 
 from groupbench.tracker.facts.errors import TrackerError
 from groupbench.tracker.facts.exits import ExitCode
+from groupbench.tracker.facts.programs import own_program
 from groupbench.tracker.tools.device_lock import HELD
 from groupbench.tracker.tools.lease import WAITING, held_handles
 
-PROGRAM = (sys.executable, "-P", "-m", "groupbench.operators")
+PROGRAM = tuple(own_program("groupbench.operators"))
 """The command of `tritonbench` in this environment."""
 
 _PR_SET_PDEATHSIG = 1
@@ -106,7 +107,7 @@ def ensure_alone(device: str, arguments: list[str]) -> Path:
     held = os.environ.get(HELD)
     if held is not None:
         return Path(held)
-    return _become(under_lease(device, [sys.executable, "-P", "-m", "groupbench.tracker", *arguments]))
+    return _become(under_lease(device, own_program("groupbench.tracker", *arguments)))
 
 
 def under_lease(device: str, command: list[str]) -> list[str]:
@@ -118,7 +119,7 @@ def under_lease(device: str, command: list[str]) -> list[str]:
         raise MeasuringError("measuring requires torch, which is not installed: pip install 'groupbench[measure]'")
     urgent = ["--urgent"] if WAITING.urgent else []
     options = ["--device", device, "--wait", f"{WAITING.first_s}s", *urgent]
-    return [sys.executable, "-P", "-m", "groupbench.operators.alone", *options, "--", *command]
+    return own_program("groupbench.operators.alone", *options, "--", *command)
 
 
 def _become(command: list[str]) -> NoReturn:

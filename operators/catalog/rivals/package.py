@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.machinery import PathFinder
 from typing import Any
 
 from groupbench.operators.operator import Backend, Target
+from groupbench.tracker.facts.measured_tree import measured_folders
 
 HOPPER = (9, 0)
 
@@ -56,7 +58,7 @@ class RivalPackage:
 
 def importable(module: str) -> bool:
     """Return whether a module could be imported. Unlike importlib.util.find_spec, no parent package is imported."""
-    path = None
+    path = [*sys.path, *measured_folders()]
     for part in module.split("."):
         # By its last name alone: with its full name, a namespace package asks for its parent to be imported.
         spec = PathFinder.find_spec(part, path)

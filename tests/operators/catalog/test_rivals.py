@@ -360,6 +360,11 @@ def test_looking_for_a_package_imports_nothing(tmp_path: Path, monkeypatch: pyte
     assert not package.importable("loud.bare.other")
     assert not package.importable("loud.other")
     assert not package.importable("loud.part.below")
+    (tmp_path / "measured").mkdir()
+    (tmp_path / "measured" / "quiet.py").touch()
+    assert not package.importable("quiet")
+    monkeypatch.setenv("GROUPBENCH_FOLDERS", str(tmp_path / "measured"))  # where cells find it
+    assert package.importable("quiet")
     assert "loud" not in sys.modules
 
 

@@ -175,10 +175,11 @@ def installed(layout: Layout, name: str = "kern") -> None:
     """Install a wheel of another version of the project."""
     (layout.library / name).mkdir()
     (layout.library / name / "__init__.py").write_text(CODE.format(where="library"))
-    info = layout.library / f"{name}-0.9.dist-info"
+    distribution = Path(name).name
+    info = layout.library / f"{distribution}-0.9.dist-info"
     info.mkdir()
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 0.9\n")
-    (info / "RECORD").write_text(f"{name}/__init__.py,,\n{name}-0.9.dist-info/METADATA,,\n")
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: 0.9\n")
+    (info / "RECORD").write_text(f"{name}/__init__.py,,\n{distribution}-0.9.dist-info/METADATA,,\n")
 
 
 @pytest.mark.parametrize("folder", ["", "src", "python", "deep/er"])
@@ -186,6 +187,17 @@ def test_the_checkouts_package_is_preferred_to_an_installed_copy(layout: Layout,
     installed(layout)
     layout.package(str(Path(folder, "kern")))
     done = layout.run("import kern; print(kern.where)", projects=(("kern", "."),))
+    assert done.stdout == "tree\n", done.stderr
+
+
+def test_a_namespace_with_an_installed_copy(layout: Layout) -> None:
+    """A judge has the checkout's folders behind the installed ones."""
+    (layout.library / "acme").mkdir()
+    installed(layout, "acme/kern")
+    layout.package("src/acme/kern")
+    done = layout.run(
+        "import acme.kern as kern; print(kern.where)", path=(layout.tree / "src",), projects=(("kern", "."),)
+    )
     assert done.stdout == "tree\n", done.stderr
 
 

@@ -19,6 +19,8 @@ from busy import BUSY
 from cases import rarely
 from repositories import git
 
+from groupbench.tracker.facts.measured_tree import add_to_path
+
 pytestmark = pytest.mark.usefixtures("warm_imports")
 
 HONEST = """
@@ -96,11 +98,17 @@ def prepare(x):
 MINE = Backend("mine", prepare, "a test", operator="grouped_gemm")
 """
 SHADOW = """
-import os, sys
+import atexit, os, sys
 
-if "Seccomp:\t0" in open("/proc/self/status").read() and "groupbench" in str(sys.orig_argv):
+def note():
     with open({reached!r}, "a") as file:
         file.write(f"{name} in an unconfined process: {{sys.orig_argv}}" + chr(10))
+
+if "Seccomp:\t0" in open("/proc/self/status").read() and "groupbench" in str(sys.orig_argv):
+    if {folder!r} in os.environ.get("PYTHONPATH", ""):
+        atexit.register(note)  # not if the command starts again without it
+    else:
+        note()
 if {name!r} in sys.stdlib_module_names:
     exec(open(os.path.join(os.path.dirname(os.__file__), {name!r} + ".py")).read())
 """
@@ -133,20 +141,27 @@ class Poisoned:
         git(self.folder, "switch", "-q", "-c", "change")
         self.plugin.write_text(POISON.format(reached=str(self.reached)))
         for name in SHADOWED:
-            (self.folder / f"{name}.py").write_text(SHADOW.format(reached=str(self.reached), name=name))
+            (self.folder / f"{name}.py").write_text(
+                SHADOW.format(reached=str(self.reached), name=name, folder=str(self.folder))
+            )
         git(self.folder, "add", ".")
         git(self.folder, "commit", "-qm", "poison")
 
-    def run(self, *words: str, program: str = "tracker", **more: str) -> subprocess.CompletedProcess[str]:
+    @property
+    def environment(self) -> dict[str, str]:
+        """The variables of a user whose package is found by PYTHONPATH."""
+        return add_to_path([str(self.folder)], os.environ)
+
+    def run(self, *words: str, program: str = "tracker") -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-P", "-m", f"groupbench.{program}", *words, "--device", "cpu"]
-        environment = os.environ | {"GROUPBENCH_DB": str(self.folder / "none.db")} | more
+        environment = self.environment | {"GROUPBENCH_DB": str(self.folder / "none.db")}
         return subprocess.run(command, cwd=self.folder, capture_output=True, text=True, env=environment, timeout=300)
 
-    def measure(self, plugin: str, *words: str, **more: str) -> subprocess.CompletedProcess[str]:
+    def measure(self, plugin: str, *words: str) -> subprocess.CompletedProcess[str]:
         """Run `tritonbench`."""
         cells = ("--host", "builtin", "--op", "grouped_gemm", "--shapes", SHAPE, "--precision", "fp32")
         words = (*cells, "--only", "torch_loop,mine", "--plugin", plugin, *words)
-        return self.run(*words, program="operators", **more)
+        return self.run(*words, program="operators")
 
 
 @pytest.fixture
@@ -196,10 +211,7 @@ if "Seccomp:\\t0" in open("/proc/self/status").read():
 def test_a_plugin_is_not_imported_by_the_fork_server(command: str, poisoned: Poisoned) -> None:
     git(poisoned.folder, "switch", "-q", "main")  # which has no modules in place of Python's
     poisoned.plugin.write_text(HONEST + NAMES_ITSELF.format(reached=str(poisoned.reached)))
-    path = {"PYTHONPATH": str(poisoned.folder)}
-    done = (
-        poisoned.run(*COMPARED[command], **path) if command in COMPARED else poisoned.measure("poisonable.MINE", **path)
-    )
+    done = poisoned.run(*COMPARED[command]) if command in COMPARED else poisoned.measure("poisonable.MINE")
     assert "could not be read: Invalid enum value" in done.stdout + done.stderr
     assert not poisoned.reached.exists()
 

@@ -25,7 +25,9 @@ from groupbench.tracker.ab.worktree import (
     checkout,
     checkouts,
     resolve,
+    run_setup,
 )
+from groupbench.tracker.facts.programs import FOLDERS
 
 
 @pytest.fixture
@@ -108,6 +110,17 @@ def test_setup_runs_in_the_environment_of_the_interpreter_that_measures(
     monkeypatch.setenv("PATH", f"{tmp_path / 'first'}:{tmp_path / 'plain' / 'bin'}:{os.environ['PATH']}")
     with checkout(repo, "first", Recipe("echo $PATH $VIRTUAL_ENV > built"), str(tmp_path / "plain/bin/python")) as tree:
         assert (tree / "built").read_text().split() == [os.environ["PATH"], "/elsewhere"]  # finds it already
+
+
+def test_setup_finds_the_checkouts_folder_for_one_of_the_users(
+    repo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(FOLDERS, f"{repo / 'part'}:{tmp_path / 'elsewhere'}")
+    monkeypatch.setenv("PYTHONPATH", "/kept")
+    with checkout(repo, "first", Recipe("echo $PYTHONPATH > built")) as tree:
+        assert (tree / "built").read_text() == f"{tree / 'part'}:/kept\n"
+    run_setup(repo, "echo $PYTHONPATH > built", "this checkout")
+    assert (repo / "built").read_text() == f"{repo / 'part'}:{tmp_path / 'elsewhere'}:/kept\n"
 
 
 def test_two_interpreters_have_a_build_of_a_commit_each(repo: Path, tmp_path: Path) -> None:
