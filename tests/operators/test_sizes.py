@@ -53,7 +53,7 @@ def test_a_size_that_cannot_be_is_named(name: str, text: str, message: str) -> N
     assert "\n" not in str(caught.value)
 
 
-# Of each operator, texts that are no shape in another way.
+# Of each operator, texts that are not a shape for another reason.
 NO_SHAPES = {
     "row_softmax": ["", "M=1", "M=0,N=1", "1,2,3", "M=1,2", "M=x,N=1"],
     "causal_attention": ["", "S=1", "S=1,H=2,D=0", "S=1,H=3,KV=2,D=8", "B=3,S=1|2,H=1,D=8", "S=0,H=1,D=8",

@@ -67,7 +67,7 @@ def outcomes(records: list[Record]) -> list[tuple[str, str]]:
 # script of the process, seconds that it has -> backends and statuses
 OUTCOMES: dict[str, tuple[str, float, list[tuple[str, str]]]] = {
     "all is well": ("for n in 'ab':\n  begin(n)\n  finish(n)", 60, [("a", "ok"), ("b", "ok")]),
-    "the baseline again is no second record": (
+    "the baseline again has no second record": (
         "if done:\n  again('a')\nelse:\n  begin('a')\n  finish('a')\n  begin('b')\n  os.kill(os.getpid(), 11)",
         60,
         [("a", "ok"), ("b", "error")],

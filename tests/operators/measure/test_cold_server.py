@@ -49,7 +49,7 @@ def main():
 
 
 def ask(folder: Path, *modules: str) -> dict[str, Any]:
-    """Return what the program says, whose last process imports some modules of torch."""
+    """Return the facts that the program prints. Its last process imports some modules of torch."""
     (folder / "program.py").write_text(PROGRAM)  # a fork server finds functions by their module
     for name in ("wanted.py", "later.py"):
         (folder / name).write_text("")
