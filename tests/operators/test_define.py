@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -14,22 +13,17 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from measured import measure_plugin
 
-from groupbench.operators import executor, registry
 from groupbench.operators.define import Definition, operator
-from groupbench.operators.executor import Machine, Progress
 from groupbench.operators.measure import accuracy
 from groupbench.operators.measure.given import Given
-from groupbench.operators.measure.protocol import Protocol
-from groupbench.operators.measure.wire import Job
-from groupbench.operators.operator import Target
+from groupbench.operators.operator import Operator, Target
 from groupbench.operators.tolerances import Tolerance, tolerance_of
-from groupbench.tracker.facts.record import Commit, Environment, Record, Run
+from groupbench.tracker.facts.record import Record
 
 pytestmark = pytest.mark.usefixtures("unaudited")
 EXAMPLES = Path(__file__).parents[2] / "examples" / "operators"
-RUN = Run(id="r", started=datetime(2026, 1, 1, tzinfo=UTC), commit=Commit(hash="c" * 40))
-CPU = Machine(Environment(device="cpu", memory_mib=64_000), None)
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
@@ -174,17 +168,6 @@ def test_bytes_of_arrays(make: str, reference: Any, expected: int) -> None:
     assert defined.operator.min_bytes(defined.sizes.parse("4"), "fp32") == expected
 
 
-def test_an_operator_that_looks_at_values_has_no_bytes() -> None:
-    @operator(["N=4"])
-    def looks(N, dtype, device):  # type: ignore[no-untyped-def]
-        x = torch.rand(N, dtype=dtype, device=device)
-        return x / x.max().item()
-
-    looks.reference(lambda x: x)
-    looks.backend(lambda x: x + 0, name="torch")
-    assert looks.operator.min_bytes(looks.sizes.parse("4"), "fp32") == 0
-
-
 def test_a_backend_is_used_as_the_function_it_is() -> None:
     definition = defined()
 
@@ -227,9 +210,7 @@ def test_inputs_by_name_are_passed_by_name() -> None:
 
 
 @pytest.mark.parametrize(
-    "call",
-    [lambda dtype: np.ones(4).astype(dtype), lambda dtype: np.zeros(4, dtype=dtype)],
-    ids=["astype", "dtype="],
+    "call", [lambda dtype: np.ones(4).astype(dtype), lambda dtype: np.zeros(4, dtype=dtype)], ids=["astype", "dtype="]
 )
 def test_torchs_dtype_in_numpy_names_the_annotation(call: Any) -> None:
     @operator(["N=4"], dtypes=["fp32"])
@@ -243,38 +224,36 @@ def test_torchs_dtype_in_numpy_names_the_annotation(call: Any) -> None:
         made.make_inputs(made.parse_shape("4"), "fp32", "cpu", 0)
 
 
-def test_integers_are_compared_exactly() -> None:
-    @operator(["N=9"], output="int64", dtypes="fp32")
-    def order(N, dtype, device):  # type: ignore[no-untyped-def]
-        return torch.randn(N, dtype=dtype, device=device)
+def plain(make: Any, run: Any, size: str = "N=9", dtype: str = "fp32", **facts: Any) -> tuple[Operator, Any]:
+    """Return an operator whose reference and only backend are one function, and inputs."""
+    definition = operator([size], dtypes=dtype, **facts)(make)
+    definition.reference(run)
+    definition.backend(run, name="torch")
+    made = definition.operator
+    return made, made.make_inputs(made.parse_shape(size), dtype, "cpu", 0)
 
-    order.reference(lambda x: torch.argsort(x))
-    order.backend(lambda x: torch.argsort(x), name="torch")
-    made = order.operator
-    inputs = made.make_inputs(made.parse_shape("9"), "fp32", "cpu", 0)
+
+def randn(N, dtype, device):  # type: ignore[no-untyped-def]
+    return torch.randn(N, 20, dtype=dtype, device=device)
+
+
+def test_integers_are_compared_exactly() -> None:
+    made, inputs = plain(randn, lambda x: torch.argsort(x), output="int64")
     reference, exact = made.reference(inputs), tolerance_of(made, "torch", "fp32")
     right = torch.argsort(inputs.x)
     assert accuracy.judge(right, reference, made, "fp32", exact)[1] is None
-    right[3] += 1
-    assert "the first at [3]" in str(accuracy.judge(right, reference, made, "fp32", exact)[1])
+    right[3, 0] += 1
+    assert "the first at [3, 0]" in str(accuracy.judge(right, reference, made, "fp32", exact)[1])
     with pytest.raises(TypeError, match=r"torch.int32, expected torch.int64"):
         accuracy.judge(right.int(), reference, made, "fp32", exact)
 
 
 @pytest.mark.parametrize("output", [None, "fp32"])
 def test_an_integer_output_next_to_values_is_compared_exactly(output: str | None) -> None:
-    @operator(["N=9"], dtypes="fp32", output=output)
-    def largest(N, dtype, device):  # type: ignore[no-untyped-def]
-        return torch.randn(N, 20, dtype=dtype, device=device)
-
-    largest.reference(lambda x: tuple(torch.topk(x, 4)))
-    largest.backend(lambda x: tuple(torch.topk(x, 4)), name="torch")
-    made = largest.operator
-    shape = made.parse_shape("9")
-    inputs = made.make_inputs(shape, "fp32", "cpu", 0)
+    made, inputs = plain(randn, lambda x: tuple(torch.topk(x, 4)), output=output)
     reference, loose = made.reference(inputs), Tolerance(1.0, 1.0, 1.0)
     values, places = torch.topk(inputs.x, 4)
-    assert made.min_bytes(shape, "fp32") == 4 * 9 * 20 + (4 + 8) * 9 * 4
+    assert made.min_bytes(made.parse_shape("9"), "fp32") == 4 * 9 * 20 + (4 + 8) * 9 * 4
     assert accuracy.judge((values, places), reference, made, "fp32", loose)[1] is None
     assert accuracy.check_backend(lambda: (values.clone(), places.clone()), reference, made, "torch", "fp32")[1] is None
     places[3, 2] += 1
@@ -287,28 +266,22 @@ def test_an_integer_output_next_to_values_is_compared_exactly(output: str | None
 
 
 def test_a_large_integer_is_not_rounded() -> None:
-    @operator(["N=1"], dtypes="fp32")
-    def digest(N):  # type: ignore[no-untyped-def]
-        return torch.full((N,), 2**60 + 1)
-
-    digest.reference(lambda x: x)
-    digest.backend(lambda x: x, name="torch")
-    made = digest.operator
-    reference = made.reference(made.make_inputs(made.parse_shape("1"), "fp32", "cpu", 0))
-    exact = tolerance_of(made, "torch", "fp32")
+    made, inputs = plain(lambda N: torch.full((N,), 2**60 + 1), lambda x: x, "N=1", name="digest")
+    reference, exact = made.reference(inputs), tolerance_of(made, "torch", "fp32")
     assert accuracy.judge(reference.clone(), reference, made, "fp32", exact)[1] is None
     assert "the first at [0]" in str(accuracy.judge(reference - 1, reference, made, "fp32", exact)[1])
 
 
-def test_a_mask_may_still_be_returned_as_numbers() -> None:
-    @operator(["N=9"], dtypes="fp16")
-    def positive(N, dtype, device):  # type: ignore[no-untyped-def]
-        return torch.randn(N, dtype=dtype, device=device)
+def test_an_operator_that_looks_at_values_has_no_bytes() -> None:
+    def looks(N, device):  # type: ignore[no-untyped-def]
+        return torch.ones(N, device=device) / torch.ones(N, device=device).max().item()
 
-    positive.reference(lambda x: x > 0)
-    positive.backend(lambda x: (x > 0).to(x.dtype), name="torch")
-    made = positive.operator
-    inputs = made.make_inputs(made.parse_shape("9"), "fp16", "cpu", 0)
+    made, _ = plain(looks, lambda x: x, "N=4")
+    assert made.min_bytes(made.parse_shape("4"), "fp32") == 0
+
+
+def test_a_mask_may_still_be_returned_as_numbers() -> None:
+    made, inputs = plain(randn, lambda x: x > 0, dtype="fp16")
     tolerance = tolerance_of(made, "torch", "fp16")
     assert accuracy.judge((inputs.x > 0).half(), made.reference(inputs), made, "fp16", tolerance)[1] is None
 
@@ -318,27 +291,6 @@ def test_tolerances_of_its_own() -> None:
     made = defined(tolerances={"fp16": loose}).operator
     assert tolerance_of(made, "torch", "fp16") == loose
     assert tolerance_of(made, "torch", "bf16") != loose
-
-
-def measure(plugin: Path, name: str, only: tuple[str, ...] = (), device: str = "cpu") -> dict[str, Record]:
-    """Return the records of the operator's first shape in suite smoke, by backend."""
-    made = registry.get_operator(name, (str(plugin),))
-    jobs = [
-        Job(
-            operator=name,
-            backend=backend.name,
-            shape=str(made.suites["smoke"][0]),
-            dtype="fp16" if "fp16" in made.dtypes else made.dtypes[0],
-            device=device,
-            interpreted=device == "cpu",
-            protocol=Protocol(bursts=2, samples=2),
-            plugins=(str(plugin),),
-        )
-        for backend in made.backends
-        if not only or backend.name in only
-    ]
-    machine = CPU if device == "cpu" else executor.probe(device)
-    return {r.cell.backend: r for r in executor.execute(jobs, machine, RUN, 300.0, Progress())}
 
 
 def timing(record: Record) -> str | None:
@@ -354,7 +306,7 @@ def timing(record: Record) -> str | None:
 )
 def test_an_example_is_right(file: Path) -> None:
     device = "cpu" if file.stem == "moving_average" else DEVICE  # of NumPy arrays
-    records = measure(file, file.stem, device=device)
+    records = measure_plugin(file, file.stem, device=device)
     assert {name: (record.status, record.message) for name, record in records.items()} == dict.fromkeys(
         records, ("ok", None)
     )
@@ -429,7 +381,7 @@ def faulty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_changes_of_numpy_arrays_by_a_backend_are_noticed(faulty: Path) -> None:
-    records = measure(faulty, "tripled")
+    records = measure_plugin(faulty, "tripled")
     expected = {
         "right": ("ok", ""),
         "cached": ("wrong", "in a timed call: "),
@@ -449,6 +401,6 @@ def test_changes_of_numpy_arrays_by_a_backend_are_noticed(faulty: Path) -> None:
 
 
 def test_inputs_that_differ_from_process_to_process_are_refused(faulty: Path) -> None:
-    (record,) = measure(faulty, "unseeded").values()
+    (record,) = measure_plugin(faulty, "unseeded").values()
     assert record.status == "error"
     assert "unseeded makes other inputs each time" in (record.message or "")

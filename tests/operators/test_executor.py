@@ -9,14 +9,15 @@ import re
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 
 import msgspec
 import pytest
 import torch
+from measured import CPU, RUN, measure
 
 from groupbench.operators import executor
+from groupbench.operators.catalog.shapes import parse
 from groupbench.operators.errors import GroupbenchError
 from groupbench.operators.executor import Machine, Progress
 from groupbench.operators.measure import machine_code, servers, witness, worker
@@ -26,11 +27,10 @@ from groupbench.operators.measure.judge import OutputJudgement, Told
 from groupbench.operators.measure.live import Live
 from groupbench.operators.measure.protocol import Protocol
 from groupbench.operators.measure.wire import Burst, Done, Job, Prepared, Shown
-from groupbench.tracker.facts.record import Accuracy, Code, Commit, Environment, Kernel, Record, Run, decode, encode
+from groupbench.operators.registry import get_operator
+from groupbench.tracker.facts.record import Accuracy, Code, Environment, Kernel, Record, decode, encode
 
 pytestmark = pytest.mark.usefixtures("unaudited")
-RUN = Run(id="r", started=datetime(2026, 1, 1, tzinfo=UTC), commit=Commit(hash="c" * 40))
-CPU = Machine(Environment(device="cpu", memory_mib=64_000), None)
 FAST = Protocol(bursts=2, samples=2)
 SINGLE, EVEN = "G=1,M_g=17,N=32,K=48", "G=2,M_g=16,N=64,K=64"
 TIMEOUT_S = 300.0
@@ -38,17 +38,8 @@ NOTHING = Sent("tensor", ())
 
 
 def job(backend: str, shape: str = EVEN, **fields: object) -> Job:
-    facts: dict[str, object] = {
-        "dtype": "fp16",
-        "device": "cpu",
-        "protocol": FAST,
-        "plugins": ("faulty_backends.BACKENDS",),
-    }
-    return Job("grouped_gemm", backend, shape, **(facts | fields))  # type: ignore[arg-type]
-
-
-def measure(jobs: list[Job], timeout_s: float = TIMEOUT_S, machine: Machine = CPU) -> list[Record]:
-    return list(executor.execute(jobs, machine, RUN, timeout_s, Progress()))
+    facts = {"dtype": "fp16", "device": "cpu", "protocol": FAST, "plugins": ("faulty_backends.BACKENDS",)}
+    return Job("grouped_gemm", backend, shape, **(facts | fields))
 
 
 # backend -> (status, message)
@@ -65,7 +56,6 @@ FAULTS = {
     ),
     "leaves_children": ("ok", None),
     "dies_with_children": ("error", r"the process died \(exit code 7\) during prepare or the first calls$"),
-    "exits": ("error", r"the process died \(exit code 7\) during prepare or the first calls$"),
     "raises": ("error", r"^RuntimeError: no such / instruction, at \S*faulty_backends.py:\d+ in raises$"),
     "raises_bytes": (
         "error",
@@ -74,7 +64,6 @@ FAULTS = {
     "eats_memory": ("oom", r"can't allocate memory"),
     "half": ("wrong", r"^50 % of the output was never written, the first at \[16, 0\]$"),
     "one_percent": ("wrong", r"relative RMS error 0\.01"),
-    "one_element": ("wrong", r"."),
     "flaky": ("ok", None),
     "goes_stale": ("wrong", r"^in a timed call: relative RMS error 2 "),
     "overwrites": ("wrong", r"^the backend changed its input a$"),
@@ -89,20 +78,13 @@ FAULTS = {
 }
 
 
-# Each differs from another fault in its message or value alone; tests of accuracy have the wrong results.
-ALIKE = ("exits", "one_element", "overwrites_later")
-
-
 @pytest.fixture(scope="module")
-def records(faulty: str, pytestconfig: pytest.Config) -> dict[str, Record]:
+def records(faulty: str) -> dict[str, Record]:
     """Measure every fault but the one that hangs in one run, with healthy backends last."""
-    names = [name for name in FAULTS if name not in ALIKE or pytestconfig.getoption("exhaustive")]
-    return {record.cell.backend: record for record in measure([job(name) for name in names])}
+    return {record.cell.backend: record for record in measure([job(name) for name in FAULTS])}
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.exhaustive if name in ALIKE else ()) for name in FAULTS]
-)
+@pytest.mark.parametrize("name", FAULTS)
 def test_every_fault_has_its_status_and_the_others_go_on(name: str, records: dict[str, Record]) -> None:
     status, message = FAULTS[name]
     record = records[name]
@@ -154,31 +136,28 @@ def test_a_backend_may_compile_in_processes(faulty: str) -> None:
 def test_a_cell_that_ran_has_its_latency_and_accuracy(records: dict[str, Record]) -> None:
     for name in ("torch_loop", "torch_grouped_mm", "flaky", "half"):
         latency, accuracy = records[name].latency, records[name].accuracy
-        assert latency is not None
         assert latency.timing == "cpu"
         assert [len(burst) for burst in latency.bursts_ms] == [2, 2]
         assert latency.prepare_ms
-        assert accuracy is not None
         assert accuracy.repeatable == (name != "flaky")
     stale = records["goes_stale"].accuracy
-    assert stale is not None
     assert (stale.rms, stale.repeatable) == (pytest.approx(2, rel=0.01), False)
-    for name in ("crashes", "raises", "not_here"):
-        assert records[name].latency is None
-        assert records[name].accuracy is None
+    assert not any(records[name].latency or records[name].accuracy for name in ("crashes", "raises", "not_here"))
 
 
 def test_a_record_names_the_whole_cell(records: dict[str, Record]) -> None:
     record = records["torch_loop"]
-    assert record.baseline
-    assert not records["torch_grouped_mm"].baseline
-    assert record.cell.shape == EVEN
+    assert record.baseline and not records["torch_grouped_mm"].baseline
+    assert (record.cell.shape, record.cell.protocol, record.cell.flops) == (EVEN, "cooled", 2 * 32 * 64 * 64)
     assert record.cell.dims == {"G": 2, "M": 32, "N": 64, "K": 64}
-    assert record.cell.flops == 2 * 32 * 64 * 64
-    assert record.cell.protocol == "cooled"
-    assert record.run == RUN
-    assert record.environment == CPU.environment
-    assert record.duration_s is not None
+    assert (record.run, record.environment) == (RUN, CPU.environment) and record.duration_s > 0
+
+
+def test_a_mode_has_its_own_backends_and_counts() -> None:
+    ok, lacking = measure([job(name, mode="bwd", plugins=()) for name in ("torch_loop", "triton_pointer")])
+    assert (ok.status, ok.cell.mode, ok.cell.flops) == ("ok", "bwd", 2 * 2 * 32 * 64 * 64)
+    assert ok.cell.min_bytes == get_operator("grouped_gemm").in_mode("bwd").min_bytes(parse(EVEN), "fp16")
+    assert (lacking.status, lacking.message) == ("unavailable", "triton_pointer has no backward")
 
 
 def test_a_hang_is_a_timeout_and_the_next_problem_is_measured(faulty: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,10 +174,8 @@ def test_a_hang_is_a_timeout_and_the_next_problem_is_measured(faulty: str, monke
     monkeypatch.setattr(worker.Worker, "send", impatient)
     records = measure([job("torch_loop"), job("hangs"), job("torch_loop", SINGLE)])
     assert [r.status for r in records] == ["ok", "timeout", "ok"]
-    assert records[1].message is not None
-    text, where = records[1].message.split(", at ")
-    assert text == "no answer within 2 s during prepare or the first calls"
-    assert re.fullmatch(r"\S*faulty_backends\.py:\d+ in run", where)
+    place = r"\S*faulty_backends\.py:\d+ in run"
+    assert re.fullmatch(f"no answer within 2 s during prepare or the first calls, at {place}", records[1].message)
 
 
 def test_a_backend_whose_process_died_works_for_the_next_problem(faulty: str) -> None:
@@ -211,7 +188,7 @@ def test_a_backend_whose_process_died_works_for_the_next_problem(faulty: str) ->
 def test_an_interrupt_keeps_the_finished_and_names_the_rest_skipped(
     scripted: type[Scripted], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cells = [("torch_loop", EVEN), ("torch_grouped_mm", EVEN), ("torch_loop", SINGLE), ("torch_grouped_mm", SINGLE)]
+    cells = [(name, shape) for shape in (EVEN, SINGLE) for name in ("torch_loop", "torch_grouped_mm")]
     jobs = [job(name, shape, plugins=()) for name, shape in cells]
     original = Scripted.ask
 
@@ -223,15 +200,9 @@ def test_an_interrupt_keeps_the_finished_and_names_the_rest_skipped(
     monkeypatch.setattr(Scripted, "ask", interrupted)
     records: list[Record] = []
     with pytest.raises(KeyboardInterrupt):
-        for record in executor.execute(jobs, CPU, RUN, TIMEOUT_S, Progress()):
-            records.append(record)
-    assert [(r.cell.backend, r.cell.shape, r.status) for r in records] == [
-        ("torch_loop", EVEN, "ok"),
-        ("torch_grouped_mm", EVEN, "ok"),
-        ("torch_loop", SINGLE, "skipped"),
-        ("torch_grouped_mm", SINGLE, "skipped"),
-    ]
-    assert all(r.message for r in records if r.status == "skipped")
+        records.extend(executor.execute(jobs, CPU, RUN, TIMEOUT_S, Progress()))
+    assert [(r.cell.backend, r.cell.shape) for r in records] == cells
+    assert [(r.status, bool(r.message)) for r in records] == [("ok", False)] * 2 + [("skipped", True)] * 2
 
 
 # --- without processes ------------------------------------------------------------------------------------------------
@@ -329,8 +300,7 @@ def test_bursts_take_turns_each_round_starting_one_further(scripted: type[Script
     measure([job(name, plugins=(), protocol=Protocol(bursts=4)) for name in names])
     order = [name for verb, name in scripted.log if verb == "burst"]
     a, b, c = names
-    audits = [a, b, c]
-    assert order == [a, b, c, b, c, a, c, a, b, a, b, c, *audits]
+    assert order == [a, b, c, b, c, a, c, a, b, a, b, c, *names]  # the last are audits
     assert [name for verb, name in scripted.log if verb == "prepare"] == names
 
 
@@ -338,8 +308,7 @@ def test_timed_calls_are_judged(scripted: type[Scripted]) -> None:
     measure([job(name, plugins=()) for name in ("torch_loop", "helion_jagged")])
     bursts = [entry for entry in scripted.log if entry[0] in ("burst", "show")]
     assert bursts[:2] == [("burst", "torch_loop"), ("show", "torch_loop")]
-    audited = 1
-    assert scripted.log.count(("show", "helion_jagged")) == FAST.bursts * FAST.samples + audited
+    assert scripted.log.count(("show", "helion_jagged")) == FAST.bursts * FAST.samples + 1  # in the audit
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="NOT TESTED: graphs. They are CUDA's")
@@ -384,7 +353,6 @@ def test_a_backend_cannot_choose_the_kind_of_its_times(scripted: type[Scripted])
 
 def test_an_interpreted_backend_has_one_burst(scripted: type[Scripted]) -> None:
     (record,) = measure([job("triton_pointer", plugins=(), interpreted=True, protocol=Protocol(bursts=4))])
-    assert record.latency is not None
     assert len(record.latency.bursts_ms) == 1
 
 
@@ -422,7 +390,6 @@ def test_the_lowest_host_time_of_all_bursts_is_recorded(
 
     monkeypatch.setattr(Scripted, "ask", ask)
     (record,) = measure([job("torch_loop", plugins=(), protocol=Protocol(bursts=4))])
-    assert record.latency is not None
     assert record.latency.enqueue_ms == 0.03
 
 
@@ -440,9 +407,8 @@ def test_kernels_are_analysed_during_the_last_checks_of_all_cells(
         if request.verb == "restore" and verbs.count("restore") == 1:
             both.wait(TIMEOUT_S)  # the analyses of both cells have begun
         reply = ask(self, request)
-        return (
-            msgspec.structs.replace(reply, code=(Code(hash="h", name="k"),)) if isinstance(reply, Prepared) else reply
-        )
+        code = {"code": (Code(hash="h", name="k"),)} if isinstance(reply, Prepared) else {}
+        return msgspec.structs.replace(reply, **code)
 
     monkeypatch.setattr(Scripted, "ask", answer)
     monkeypatch.setattr(machine_code, "described", described)
@@ -452,11 +418,8 @@ def test_kernels_are_analysed_during_the_last_checks_of_all_cells(
 
 def test_the_first_result_of_a_new_process_is_timed_before_any_burst(faulty: str) -> None:
     described: list[str] = []
-    jobs = [
-        job("torch_loop", costs=("cold",)),
-        job("raises", costs=("cold",)),
-        job("torch_loop", SINGLE, costs=("memory",)),
-    ]
+    jobs = [job(name, costs=("cold",)) for name in ("torch_loop", "raises")]
+    jobs += [job("torch_loop", SINGLE, costs=("memory",))]
     records = list(executor.execute(jobs, CPU, RUN, TIMEOUT_S, Progress(describe=described.append)))
     assert [record.status for record in records] == ["ok", "error", "ok"]
     first = records[0].metrics
@@ -504,10 +467,11 @@ def test_a_failed_cell_costs_its_backend_the_process(faulty: str, scripted: type
     assert [process.retired for process in scripted.started] == [True, True]
 
 
-def test_unavailable_starts_no_process(scripted: type[Scripted]) -> None:
+def test_unavailable_starts_no_process_and_is_progress(scripted: type[Scripted]) -> None:
+    done: list[float] = []
     bf16 = job("triton_pointer", plugins=(), dtype="bf16", interpreted=True)
-    (record,) = measure([bf16])
-    assert (record.status, scripted.started) == ("unavailable", [])
+    (record,) = executor.execute([bf16], CPU, RUN, 1, Progress(advance=done.append))
+    assert (record.status, scripted.started, sum(done)) == ("unavailable", [], 1)
     assert "fp16" in (record.message or "")
 
 
@@ -531,19 +495,13 @@ def test_a_backend_that_cannot_say_whether_it_runs_does_not(
     assert decode(encode(records[0])) == records[0]
 
 
-def test_a_plugin_says_whether_it_runs_in_another_process(faulty: str, scripted: type[Scripted]) -> None:
-    names = ("says_its_process", "ends_its_process")
-    named, ended = measure([job(name, plugins=("faulty_backends.CANNOT_SAY",)) for name in names])
-    assert named.status == ended.status == "unavailable"
-    assert (named.message or "").isdigit() and named.message != str(os.getpid())
-    assert ended.message == "its `unavailable` ended its process: the process died (exit code 7)"
-
-
-def test_a_plugin_is_asked_once_for_all_shapes(faulty: str, scripted: type[Scripted]) -> None:
+def test_a_plugin_is_asked_in_another_process_and_once_for_all_shapes(faulty: str, scripted: type[Scripted]) -> None:
     """Each question has a process, whose id is the answer."""
-    jobs = [job("says_its_process", shape, plugins=("faulty_backends.CANNOT_SAY",)) for shape in (EVEN, SINGLE)]
-    first, second = measure(jobs)
-    assert first.message == second.message
+    cells = [("says_its_process", EVEN), ("ends_its_process", EVEN), ("says_its_process", SINGLE)]
+    named, ended, again = measure([job(*cell, plugins=("faulty_backends.CANNOT_SAY",)) for cell in cells])
+    assert {record.status for record in (named, ended, again)} == {"unavailable"}
+    assert named.message.isdigit() and named.message == again.message != str(os.getpid())
+    assert ended.message == "its `unavailable` ended its process: the process died (exit code 7)"
 
 
 def test_rows_of_a_problem_are_in_the_order_of_its_jobs(faulty: str, scripted: type[Scripted]) -> None:
@@ -562,8 +520,7 @@ def test_no_memory_for_two_means_one_at_a_time(scripted: type[Scripted]) -> None
     names = ["torch_loop", "torch_grouped_mm"]
     jobs = [job(name, plugins=(), protocol=Protocol(bursts=2)) for name in names]
     measure(jobs, machine=Machine(Environment(device="cpu", memory_mib=1000), None))
-    with_audit = 3
-    assert [name for verb, name in scripted.log if verb == "burst"] == [names[0]] * with_audit + [names[1]] * with_audit
+    assert [name for verb, name in scripted.log if verb == "burst"] == [names[0]] * 3 + [names[1]] * 3  # with the audit
 
 
 SHAPE = "G=1,M_g=8192,N=8192,K=8192"  # 384 MiB in fp16
@@ -582,13 +539,6 @@ def test_as_many_at_once_as_fit_in_memory(memory_mib: int | None, size: int) -> 
     assert executor._batch_size(one, Environment(device="cuda", gpu_memory_mib=memory_mib, memory_mib=1)) == size
     two = job("torch_loop", SHAPE, dtype="fp16")
     assert executor._batch_size(two, Environment(device="cpu", memory_mib=memory_mib)) == size
-
-
-def test_progress_adds_up_to_the_cells(scripted: type[Scripted]) -> None:
-    done: list[float] = []
-    jobs = [job("torch_loop", plugins=()), job("triton_pointer", plugins=(), dtype="bf16", interpreted=True)]
-    list(executor.execute(jobs, CPU, RUN, 1, Progress(advance=done.append)))
-    assert sum(done) == pytest.approx(2)
 
 
 def test_probe_reports_a_missing_gpu() -> None:

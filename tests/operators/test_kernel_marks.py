@@ -28,8 +28,6 @@ PAGES = [
 @pytest.fixture(scope="module")
 def marks() -> ModuleType:
     spec = importlib.util.spec_from_file_location("kernel_marks", ROOT / "ci/benchmarks/kernels.py")
-    assert spec is not None
-    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules["kernel_marks"] = module
     spec.loader.exec_module(module)
@@ -220,9 +218,7 @@ def test_writes_between_the_markers_and_again_the_same(marks: ModuleType, tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("content", "page", "message"),
-    [(b"{", "x", "line 1"), (b"", "x", "timed on a GPU")],
-    ids=["no_record", "nothing"],
+    ("content", "page", "message"), [(b"{", "x", "line 1"), (b"", "x", "timed on a GPU")], ids=["no_record", "nothing"]
 )
 def test_says_in_one_line_what_is_wrong(content: bytes, page: str, message: str, tmp_path: Path) -> None:
     path = tmp_path / "r.jsonl"

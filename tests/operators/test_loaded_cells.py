@@ -37,7 +37,6 @@ def measure(root: Path, *arguments: str) -> list[Record]:
 
 
 def loaded_in(record: Record) -> Loaded:
-    assert record.loaded is not None
     return record.loaded
 
 

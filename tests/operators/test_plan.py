@@ -87,15 +87,8 @@ def test_skip() -> None:
 
 
 def test_all_fields_reach_the_job() -> None:
-    selection = Selection(
-        "grouped_gemm",
-        only=("torch_loop",),
-        shapes=("single",),
-        seed=7,
-        rtol=0.5,
-        atol=0.25,
-        protocol=Protocol("sustained"),
-    )
+    facts = {"seed": 7, "rtol": 0.5, "atol": 0.25, "protocol": Protocol("sustained")}
+    selection = Selection("grouped_gemm", only=("torch_loop",), shapes=("single",), **facts)
     (job,) = jobs(selection, "cpu", interpreted=True)
     assert (job.seed, job.rtol, job.atol, job.protocol.name, job.interpreted) == (7, 0.5, 0.25, "sustained", True)
 
@@ -143,44 +136,17 @@ def plan_file(tmp_path: Path) -> Callable[[str], Path]:
 
 
 def test_every_field_of_an_entry(plan_file: Callable[[str], Path]) -> None:
-    path = plan_file("""
-        name = "night"
-        budget = 12.5
-        [[measure]]
-        operator = "grouped_gemm"
-        suites = ["smoke"]
-        shapes = ["1,2,3,4"]
-        dtypes = ["fp32"]
-        device = "cpu"
-        only = ["torch_loop"]
-        skip = ["triton_pointer"]
-        mode = "fwd"
-        protocol = "sustained"
-        bursts = 2
-        samples = 3
-        idle = 1
-        seed = 5
-        [[measure]]
-        operator = "canary"
-        device = "cuda"
-        [[measure]]
-        operator = "canary"
-    """)
+    entry = """{operator = "grouped_gemm", suites = ["smoke"], shapes = ["1,2,3,4"], dtypes = ["fp32"], device = "cpu",
+        only = ["torch_loop"], skip = ["triton_pointer"], mode = "fwd", protocol = "sustained", bursts = 2,
+        samples = 3, idle = 1, seed = 5}""".replace("\n", "")
+    canaries = '{operator = "canary", device = "cuda"}, {operator = "canary"}'
+    path = plan_file(f'name = "night"\nbudget = 12.5\nmeasure = [{entry}, {canaries}]')
     plan = read_plan(path, "cpu", ("m.p",))
     assert (plan.name, plan.budget_s) == ("night", 750.0)
+    sets = (("smoke",), ("1,2,3,4",), ("fp32",), ("torch_loop",), ("triton_pointer",))
+    protocol = Protocol("sustained", 2, 3, idle_s=1.0)
     assert plan.selections == [
-        Selection(
-            "grouped_gemm",
-            ("smoke",),
-            ("1,2,3,4",),
-            ("fp32",),
-            ("torch_loop",),
-            ("triton_pointer",),
-            "fwd",
-            Protocol("sustained", 2, 3, idle_s=1.0),
-            5,
-            plugins=("m.p",),
-        ),
+        Selection("grouped_gemm", *sets, "fwd", protocol, 5, plugins=("m.p",)),
         Selection("canary", plugins=("m.p",)),
     ]
     assert [s.operator for s in read_plan(path, "cuda").selections] == ["canary", "canary"]

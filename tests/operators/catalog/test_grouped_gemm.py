@@ -65,32 +65,7 @@ def test_layouts_by_their_strides() -> None:
     assert inputs(uniform(2, 4, 8, 16, nk=True)).b.stride() == (128, 1, 16)
 
 
-def test_a_seed_gives_the_same_inputs_and_another_one_others() -> None:
-    shape = listed((3, 0, 2), 7, 6)
-    one, same, other = inputs(shape), inputs(shape), inputs(shape, seed=1)
-    assert torch.equal(one.a, same.a)
-    assert torch.equal(one.b, same.b)
-    assert not torch.equal(one.a, other.a)
-    assert not torch.equal(one.b, other.b)
-
-
 # --- numbers ----------------------------------------------------------------------------------------------------------
-
-# name: shape, flops, least bytes in fp16
-COUNTED = {
-    "one group": (listed((2,), 3, 4), 48, 2 * (8 + 12 + 6)),
-    "an empty group's weights are not read": (listed((1, 0, 1), 3, 4), 48, 2 * (8 + 24 + 6)),
-    "shared weights are read once": (uniform(2, 1, 3, 4, shared=True), 48, 2 * (8 + 12 + 6)),
-    "layout does not matter": (listed((1, 0, 1), 3, 4, nk=True), 48, 2 * (8 + 24 + 6)),
-    "no rows": (listed((0, 0), 3, 4), 0, 0),
-}
-
-
-@pytest.mark.parametrize(("shape", "flops", "half_bytes"), COUNTED.values(), ids=COUNTED)
-def test_flops_and_bytes(shape: GroupedShape, flops: int, half_bytes: int) -> None:
-    assert gg.flops(shape) == flops
-    assert gg.min_bytes(shape, "fp16") == gg.min_bytes(shape, "bf16") == half_bytes
-    assert gg.min_bytes(shape, "fp32") == 2 * half_bytes
 
 
 @pytest.mark.parametrize("shape", shapes.SUITES["smoke"].values(), ids=shapes.SUITES["smoke"])
@@ -126,39 +101,6 @@ def test_from_tritonbench_with_unlike_rows_and_weights() -> None:
 
 
 # --- backends ---------------------------------------------------------------------------------------------------------
-
-RUN_DEVICE = [
-    backend.name
-    for backend in gg.GROUPED_GEMM.backends
-    if backend.unavailable(Target(DEVICE, "fp16", interpreted=DEVICE == "cpu")) is None
-]
-# Helion generates a kernel for each dtype, which its kernels' tests run too.
-IN_FP32 = [
-    pytest.param(name, "fp32", marks=pytest.mark.exhaustive if name.startswith("helion") else ()) for name in RUN_DEVICE
-]
-
-
-@pytest.mark.parametrize(("name", "dtype"), [*((name, "fp16") for name in RUN_DEVICE), *IN_FP32])
-def test_backend_is_right_on_every_smoke_shape(name: str, dtype: str, pytestconfig: pytest.Config) -> None:
-    backend = gg.GROUPED_GEMM.backend(name)
-    smoke = shapes.SUITES["smoke"]
-    # Helion generates a kernel for each kind of size too.
-    every = dtype == "fp16" and (not name.startswith("helion") or pytestconfig.getoption("exhaustive"))
-    for shape in smoke.values() if every else [smoke["ragged"]]:
-        x = inputs(shape, dtype)
-        before = x.a.clone(), x.b.clone(), x.offs.clone()
-        try:
-            run = backend.prepare(x)
-        except Unavailable as reason:
-            if DEVICE == "cpu":
-                raise
-            pytest.skip(f"NOT TESTED: {name}. {reason}")
-        measured, problem = accuracy.check(run, gg.reference(x), TOLERANCES[dtype])
-        assert problem is None, f"{shape}: {problem}"
-        assert measured.repeatable
-        assert measured.unwritten == 0
-        for kept, now in zip(before, (x.a, x.b, x.offs), strict=True):
-            assert torch.equal(kept, now), f"{shape}: the inputs were written to"
 
 
 @pytest.mark.parametrize("name", ["torch_loop", "torch_grouped_mm", "aten_grouped_mm"])
@@ -234,13 +176,6 @@ def test_every_backend_that_is_interpreted_says_so_of_bf16() -> None:
     for backend in gg.GROUPED_GEMM.backends:
         reason = backend.unavailable(Target("cpu", "bf16", interpreted=True))
         assert ("fp16" in (reason or "")) == (backend.kind != "torch"), backend.name
-
-
-def test_baseline_and_names() -> None:
-    names = [backend.name for backend in gg.GROUPED_GEMM.backends]
-    assert gg.GROUPED_GEMM.baseline in names
-    assert len(set(names)) == len(names)
-    assert all(backend.source for backend in gg.GROUPED_GEMM.backends)
 
 
 @pytest.mark.parametrize("name", gg.INTERLEAVED)

@@ -16,12 +16,10 @@ from groupbench.operators.catalog import grouped_gemm_dgrad as dgrad
 from groupbench.operators.catalog import grouped_gemm_wgrad as wgrad
 from groupbench.operators.catalog import shapes
 from groupbench.operators.catalog.canary import CANARY
-from groupbench.operators.catalog.shapes import GroupedShape, listed, uniform
-from groupbench.operators.errors import Unavailable
+from groupbench.operators.catalog.shapes import GroupedShape, listed
 from groupbench.operators.measure import accuracy
 from groupbench.operators.operator import Operator, Target
 from groupbench.operators.tolerances import TOLERANCES
-from groupbench.tracker.facts.record import decode
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 BWD = gg.GROUPED_GEMM.in_mode("bwd")
@@ -54,41 +52,6 @@ def test_all_three_are_of_the_same_problem(shape: GroupedShape) -> None:
         torch.testing.assert_close(alone, both[name])
 
 
-RUNNABLE = [
-    (kind, backend.name)
-    for kind, operator in OPERATORS.items()
-    for backend in operator.backends
-    if backend.unavailable(Target(DEVICE, "fp16", interpreted=DEVICE == "cpu")) is None
-]
-
-
-# The kernels of dgrad are those of the forward pass, and tested there.
-OF_FORWARD = (("dgrad", "helion_persistent"), ("dgrad", "helion_worklist"))
-
-
-@pytest.mark.parametrize(
-    ("kind", "name"),
-    [pytest.param(*pair, marks=pytest.mark.exhaustive if pair in OF_FORWARD else ()) for pair in RUNNABLE],
-    ids=["-".join(pair) for pair in RUNNABLE],
-)
-def test_backend_is_right_on_smoke_shapes(kind: str, name: str, pytestconfig: pytest.Config) -> None:
-    operator, smoke = OPERATORS[kind], shapes.SUITES["smoke"]
-    # Helion generates a kernel for each kind of size.
-    one = kind == "dgrad" or (name.startswith("helion") and not pytestconfig.getoption("exhaustive"))
-    for shape in [smoke["ragged"]] if one else smoke.values():
-        x = operator.make_inputs(shape, "fp16", DEVICE, 0)
-        try:
-            run = operator.backend(name).prepare(x)
-        except Unavailable:  # such as for rows that TMA cannot read
-            if DEVICE == "cpu":
-                raise
-            continue
-        measured, problem = accuracy.check(run, operator.reference(x), TOLERANCES["fp16"], torch.float16)
-        assert problem is None, f"{shape}: {problem}"
-        assert measured.repeatable
-        assert measured.unwritten == 0
-
-
 @pytest.mark.parametrize("kind", OPERATORS)
 @pytest.mark.parametrize("name", ["torch_loop", "torch_grouped_mm"])
 @pytest.mark.parametrize(
@@ -105,41 +68,12 @@ def test_torch_backends_take_odd_strides(kind: str, name: str, text: str) -> Non
 def test_gradients_of_weights_have_their_layout() -> None:
     for nk in (False, True):
         x = wgrad.make_inputs(listed((3, 0, 5), 16, 24, nk=nk), "fp16", DEVICE, 0)
-        for kind, name in RUNNABLE:
-            if kind == "wgrad":
-                out = wgrad.GROUPED_GEMM_WGRAD.backend(name).prepare(x)()
-                assert out.stride() == ((384, 1, 24) if nk else (384, 16, 1)), name
+        for backend in wgrad.GROUPED_GEMM_WGRAD.backends:
+            if backend.unavailable(Target(DEVICE, "fp16", interpreted=DEVICE == "cpu")) is None:
+                assert backend.prepare(x)().stride() == ((384, 1, 24) if nk else (384, 16, 1)), backend.name
 
 
 # --- numbers ----------------------------------------------------------------------------------------------------------
-
-# name: shape, flops of one gradient, least bytes in fp16 of dgrad, wgrad and both
-COUNTED = {
-    "one group": (listed((2,), 3, 4), 48, 2 * (6 + 12 + 8), 2 * (8 + 6 + 12), 2 * (8 + 6 + 12 + 8 + 12)),
-    "an empty group's gradient is written, its weights are not read": (
-        listed((1, 0, 1), 3, 4),
-        48,
-        2 * (6 + 24 + 8),
-        2 * (8 + 6 + 36),
-        2 * (8 + 6 + 24 + 8 + 36),
-    ),
-    "shared weights are read once": (
-        uniform(2, 1, 3, 4, shared=True),
-        48,
-        2 * (6 + 12 + 8),
-        2 * (8 + 6 + 24),
-        2 * (8 + 6 + 12 + 8 + 24),
-    ),
-    "no rows": (listed((0, 0), 3, 4), 0, 0, 2 * 24, 2 * 24),
-}
-
-
-@pytest.mark.parametrize(("shape", "flops", "dgrad_bytes", "wgrad_bytes", "both_bytes"), COUNTED.values(), ids=COUNTED)
-def test_flops_and_bytes(shape: GroupedShape, flops: int, dgrad_bytes: int, wgrad_bytes: int, both_bytes: int) -> None:
-    expected = {"dgrad": (flops, dgrad_bytes), "wgrad": (flops, wgrad_bytes), "bwd": (2 * flops, both_bytes)}
-    for kind, operator in OPERATORS.items():
-        assert (operator.flops(shape), operator.min_bytes(shape, "fp16")) == expected[kind], kind
-        assert operator.min_bytes(shape, "fp32") == 2 * expected[kind][1]
 
 
 def test_suites_leave_out_gradients_too_large_to_check() -> None:
@@ -178,32 +112,6 @@ def test_backends_without_a_backward_say_so() -> None:
             assert BWD.backend(backend.name).prepare is backend.prepare_bwd
 
 
-def test_a_run_of_mode_bwd_is_recorded_as_such(tritonbench: Callable[..., Any], tmp_path: Any) -> None:
-    records = tmp_path / "r.jsonl"
-    done = tritonbench(
-        *("--op", "grouped_gemm", "--mode", "bwd", "--device", DEVICE, "--host", "builtin", "--precision", "fp32"),
-        *("--only", "torch_loop,torch_grouped_mm,triton_pointer", "--shapes", "ragged"),
-        *("--bursts", "1", "--samples", "1", "--records", records),
-    )
-    assert done.returncode == 0, done.stderr
-    by_backend = {record.cell.backend: record for record in map(decode, records.read_bytes().splitlines())}
-    assert {name: record.status for name, record in by_backend.items()} == {
-        "torch_loop": "ok",
-        "torch_grouped_mm": "ok",
-        "triton_pointer": "unavailable",
-    }
-    assert by_backend["triton_pointer"].message == "triton_pointer has no backward"
-    shape = shapes.SUITES["smoke"]["ragged"]
-    for record in by_backend.values():
-        cell = record.cell
-        assert (cell.mode, cell.flops, cell.min_bytes) == (
-            "bwd",
-            2 * gg.flops(shape),
-            gg.min_bytes_backward(shape, "fp32"),
-        )
-    assert by_backend["torch_loop"].accuracy.rms < 1e-6
-
-
 # --- several outputs --------------------------------------------------------------------------------------------------
 
 
@@ -221,14 +129,12 @@ def test_each_of_several_outputs_is_held_to_its_own_reference() -> None:
     off = torch.ones(4, 8)
     off[2, 5] = 2
     measured, problem = accuracy.check(two(off, reference["dB"]), reference, TOLERANCES["fp32"])
-    assert problem is not None
     assert problem.startswith("dA: ")
     assert measured.first_bad == (2, 5)
     assert measured.max_abs == 1
     broken = reference["dB"].clone()
     broken[1, 2, 3] = float("inf")
     measured, problem = accuracy.check(two(reference["dA"], broken), reference, TOLERANCES["fp32"])
-    assert problem is not None
     assert problem.startswith("dB: ")
     assert (measured.first_bad, measured.rms) == ((1, 2, 3), None)
 

@@ -29,7 +29,7 @@ def test_every_backend_is_right_where_it_is_timed(
     measured = texts if pytestconfig.getoption("--exhaustive") else texts[-1:]
     tritonbench("--op", name, "--mode", mode, "--shapes", *measured, *FAST, "--records", str(file))
     with file.open("rb") as lines:
-        records = [found for _, found in record.read(lines)]
-    assert any(found.status == "ok" for found in records)
-    for found in records:
-        assert found.status in ("ok", "unavailable"), (found.cell.backend, found.cell.shape, found.message)
+        cells = [cell for _, cell in record.read(lines)]
+    assert any(cell.status == "ok" for cell in cells)
+    for cell in cells:
+        assert cell.status in ("ok", "unavailable"), (cell.cell.backend, cell.cell.shape, cell.message)

@@ -40,25 +40,6 @@ def test_text_reads_back_as_the_same_shape(shape: GroupedShape) -> None:
     assert str(parse(str(shape))) == str(shape)
 
 
-@given(any_shape())
-def test_rows_sum_to_m_one_entry_a_group(shape: GroupedShape) -> None:
-    assert len(shape.rows) == shape.G
-    assert sum(shape.rows) == shape.M
-    assert min(shape.rows) >= 0
-
-
-@given(any_shape(), any_shape())
-def test_unlike_shapes_have_unlike_texts(one: GroupedShape, other: GroupedShape) -> None:
-    assert (str(one) == str(other)) == (one == other)
-
-
-@pytest.mark.parametrize("suite", shapes.SUITES)
-def test_every_suite_reads_back(suite: str) -> None:
-    for name, shape in shapes.SUITES[suite].items():
-        assert parse(str(shape)) == shape
-        assert str(shape) != name
-
-
 def test_names_of_shapes_are_unique_and_parse() -> None:
     names = [name for suite in shapes.SUITES.values() for name in suite]
     assert len(names) == len(set(names))

@@ -21,7 +21,7 @@ from groupbench.operators.executor import Progress
 from groupbench.operators.fleet import drive, host, local, slots
 from groupbench.operators.fleet.drive import NotReached, WorkerDied
 from groupbench.operators.fleet.local import Slot
-from groupbench.tracker.facts.record import Environment, Record, decode, encode, read
+from groupbench.tracker.facts.record import Environment, Record, decode, encode
 from groupbench.tracker.tools.device_lock import HELD, lock_file
 
 sys.path.append(str(Path(__file__).parents[1]))
@@ -164,7 +164,6 @@ def test_a_client_that_is_killed_leaves_no_process(tmp_path: Path) -> None:
     path = tmp_path / "client.py"
     path.write_text(script)
     client = subprocess.Popen([sys.executable, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    assert client.stdout is not None
     pid = int(client.stdout.readline())
     os.kill(pid, 0)
     client.send_signal(signal.SIGKILL)
@@ -185,10 +184,7 @@ def four(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4, 5,GPU-abc,7")
 
 
-GPUS = {
-    "all": ("all", ["4", "5", "GPU-abc", "7"]),
-    "some, as CUDA counts them": ("0,2", ["4", "GPU-abc"]),
-}
+GPUS = {"all": ("all", ["4", "5", "GPU-abc", "7"]), "some, as CUDA counts them": ("0,2", ["4", "GPU-abc"])}
 
 
 @pytest.mark.parametrize(("gpus", "expected"), GPUS.values(), ids=GPUS)
@@ -320,27 +316,6 @@ def test_a_busy_card_is_skipped_with_a_message_unless_it_was_named(busy: str, mo
 
 
 # --- the command ------------------------------------------------------------------------------------------------------
-
-COMMAND = ("--host", "builtin", "--device", "cpu", "--op", "vector_add", "--bursts", "1", "--samples", "1")
-CELLS = ("--only", "torch", "--shapes", "N=5", "N=6")
-
-
-@pytest.mark.usefixtures("warm_imports")
-@pytest.mark.exhaustive  # a fleet measures above, and test_resume.py resumes
-def test_the_command_measures_on_two_cards_and_resumes(tritonbench: Callable[..., Any], tmp_path: Path) -> None:
-    records = tmp_path / "r.jsonl"
-    arguments = (*COMMAND, *CELLS, "--gpus", "0,1", "--commit", "abcdef12", "--records", records)
-    done = tritonbench(*arguments)
-    assert "on 2 GPUs" in done.stdout.splitlines()[0], done.stderr
-    lines = records.read_bytes().splitlines(keepends=True)
-    assert [(r.status, r.message) for _, r in read(lines)] == [("ok", None)] * 2
-    assert done.returncode == 0, done.stderr
-    records.write_bytes(lines[0] + lines[1][:50])  # killed while it wrote
-    done = tritonbench(*arguments, "--resume")
-    assert "1 cell already measured\n" in done.stdout
-    again = records.read_bytes().splitlines(keepends=True)
-    assert again[0] == lines[0]
-    assert len({resume.key_of_cell(r.cell) for _, r in read(again)}) == len(again) == 2
 
 
 def test_a_fleets_run_resumes_on_other_cards_but_not_with_other_software(

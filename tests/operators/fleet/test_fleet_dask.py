@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import subprocess
@@ -49,13 +48,6 @@ def measure(engine: Engine, kind: Callable[..., Any], number: int = 8, **options
     return list(drive.records(fleet, cells.work(number), Progress()))
 
 
-@pytest.mark.exhaustive  # the next test counts cells too
-def test_every_cell_is_measured_once_on_two_workers(engine: Engine) -> None:
-    records = measure(engine, cells.instant, 20)
-    assert len({(r.cell.shape, r.cell.backend) for r in records}) == len(records) == 40
-    assert len({r.environment.host for r in records}) == 2
-
-
 def test_a_batch_whose_worker_dies_is_measured_again(engine: Engine) -> None:
     records = measure(engine, cells.dies_once)
     assert [r.status for r in records] == ["ok"] * 16
@@ -94,50 +86,6 @@ def test_workers_without_a_plugin_are_refused(engine: Engine, tmp_path: Path, mo
     with pytest.raises(UsageError, match=message):
         dask.DaskFleet(engine.address, "cpu", look=cells.look, plugins=("only_here.BACKENDS",))
     dask.DaskFleet(engine.address, "cpu", look=cells.look, plugins=("faulty_backends.BACKENDS",)).close()
-
-
-@pytest.mark.exhaustive  # the fleet's own refusal is tested above, and the command's one line in test_cli.py
-def test_the_clients_command_reports_a_plugin_that_workers_lack(engine: Engine, tmp_path: Path) -> None:
-    """Run the command in a folder with a plugin that the workers do not have."""
-    engine.start()
-    (tmp_path / "only_here.py").write_text("BACKENDS = []")
-    command = [sys.executable, "-m", "groupbench.operators", "--op", "canary", "--device", "cpu", "--host", "builtin"]
-    command += ["--scheduler", engine.address, "--plugin", "only_here.BACKENDS"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), done.stderr
-    assert "plugin 'only_here.BACKENDS' does not load" in done.stderr
-
-
-def test_batches_not_begun_within_the_budget_are_skipped(engine: Engine) -> None:
-    assert {r.status for r in measure(engine, cells.instant, budget_s=0)} == {"skipped"}
-
-
-@pytest.mark.exhaustive  # a loss of the scheduler is tested below without one, and test_resume.py resumes
-def test_a_resumed_run_measures_the_cells_skipped_when_the_scheduler_died(engine: Engine, tmp_path: Path) -> None:
-    engine.start()
-    records = tmp_path / "r.jsonl"
-    first = dask_engine.client(engine, records, 80)
-    assert first.stdout is not None
-    with contextlib.suppress(StopIteration):
-        while "begun" not in next(first.stdout):
-            pass
-    dask_engine.wait(lambda: records.exists() and len(records.read_bytes().splitlines()) > 5, "the first records")
-    assert engine.scheduler is not None
-    engine.scheduler.kill()
-    first.communicate()
-    stored = dask_engine.whole_lines(records)
-    assert 5 < len(stored) < 80
-    assert b'"status":"skipped"' in records.read_bytes()
-    engine.start()
-    for _ in range(3):  # on a busy machine a connection may break once more, and its cells are skipped again
-        again = dask_engine.client(engine, records, 80, patience_s=60)
-        again.communicate()
-        if again.returncode == 0:
-            break
-    assert again.returncode == 0, [line for line in records.read_text().splitlines() if '"status":"ok"' not in line]
-    lines = records.read_bytes().splitlines(keepends=True)
-    assert stored <= set(lines)
-    assert len(lines) == 80
 
 
 # --- without a scheduler ----------------------------------------------------------------------------------------------
@@ -292,13 +240,6 @@ def test_a_second_worker_on_one_host_says_why_it_cannot_start(engine: Engine) ->
     code, errors = worker_command(engine.address, "--device", "cpu")
     assert code == 2
     assert re.match(rf"groupbench: {engine.address} already has a worker \S+-cpu-0: stop that one on ", errors), errors
-
-
-@pytest.mark.exhaustive  # a fleet refuses addresses in the same place
-def test_the_worker_command_refuses_an_address() -> None:
-    code, errors = worker_command("udp://a:1")
-    assert (code, errors.count("\n")) == (2, 1)
-    assert "'udp://a:1' is not a scheduler's address" in errors
 
 
 def test_the_workers_help_explains_gpus_on_a_cpu() -> None:

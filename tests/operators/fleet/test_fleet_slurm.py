@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -99,16 +98,3 @@ def test_no_slurm_here_is_a_usage_error(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(UsageError, match="--slurm"):
         slurm.executor(tmp_path, "cuda", {"partition": "gpu"})
-
-
-@pytest.mark.exhaustive  # workers in jobs measure above, and test_fleet.py real cells
-def test_local_jobs_measure_on_this_machine(tmp_path: Path) -> None:
-    """Run the command of a user, on a machine with or without a GPU."""
-    command = [sys.executable, "-m", "groupbench.operators", "--op", "grouped_gemm", "--host", "builtin"]
-    command += ["--only", "torch_loop", "--shapes", "2,16,64,64", "--slurm", "local", "--bursts", "1"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "1 cell: 1 ok" in done.stdout
-    assert " ·  · " not in done.stdout
-    (left,) = tmp_path.glob("*.slurm")
-    assert not [path.name for path in left.iterdir() if "%" in path.name]

@@ -28,10 +28,8 @@ def warm(
     program = [*warm_python, "-c", main]
     folder = tmp_path_factory.mktemp("warm")
     with subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env) as server:
-        assert server.stdin is not None and server.stdout is not None
 
         def run(*args: str | os.PathLike[str]) -> subprocess.CompletedProcess[str]:
-            assert server.stdin is not None and server.stdout is not None
             out, err = folder / "out", folder / "err"
             for file in (out, err):
                 file.write_bytes(b"")
@@ -44,25 +42,14 @@ def warm(
         server.stdin.close()
 
 
-def _measured(command: Command, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Any]:
+@pytest.fixture(scope="session")
+def measured(warm: Command, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Any]:
+    """Return a function that runs a command and returns its process and records."""
+
     def run(*args: str) -> tuple[subprocess.CompletedProcess[str], list[Record]]:
         path = tmp_path_factory.mktemp("run") / "r.jsonl"
-        done = command(*args, "--records", path)
+        done = warm(*args, "--records", path)
         lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
         return done, [record for _, record in read(lines)]
 
     return run
-
-
-@pytest.fixture(scope="session")
-def measured(warm: Command, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Any]:
-    """Return a function that runs a command and returns its process and records."""
-    return _measured(warm, tmp_path_factory)
-
-
-@pytest.fixture(scope="module")
-def measured_apart(
-    tritonbench_apart: Command, tmp_path_factory: pytest.TempPathFactory, warm_imports: dict[str, str]
-) -> Callable[..., Any]:
-    """Do the same in processes of the command's own, as users start it."""
-    return _measured(tritonbench_apart, tmp_path_factory)

@@ -89,7 +89,6 @@ def calls(*outputs: Any) -> Any:
 def test_equal_outputs(wrap: Any) -> None:
     accuracy, problem, first = compare_outputs(lambda: wrap(X.clone()), tensors(wrap(X)))
     assert problem is None
-    assert accuracy is not None
     assert (accuracy.rms, accuracy.max_abs, accuracy.unwritten, accuracy.repeatable) == (0, 0, 0, True)
     assert torch.equal(first[0], X)
 
@@ -97,7 +96,6 @@ def test_equal_outputs(wrap: Any) -> None:
 def test_the_worst_of_several() -> None:
     accuracy, problem, _ = compare_outputs(lambda: (X, X * 1.01), [X, X])
     assert problem is None, "a distance gives no verdict"
-    assert accuracy is not None
     assert accuracy.rms == pytest.approx(0.01, rel=1e-3)
     assert accuracy.mismatch is None, "the tolerance table judges none of TritonBench's operators"
 
@@ -108,7 +106,6 @@ def test_any_dtype_and_rank(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
     out = torch.ones(shape).to(dtype)
     accuracy, problem, _ = compare_outputs(lambda: out, [out])
     assert problem is None
-    assert accuracy is not None
     assert (accuracy.rms, accuracy.repeatable) == (0, True)
 
 
@@ -117,14 +114,12 @@ def test_nan_where_the_baseline_has_a_number_is_wrong() -> None:
     bad[0] = float("nan")
     accuracy, problem, _ = compare_outputs(lambda: bad, [X])
     assert problem == "33.3 % of the output is NaN where the baseline's is not"
-    assert accuracy is not None
     assert accuracy.repeatable, "NaN in the same place is the same"
     assert compare_outputs(lambda: bad, [bad])[1] is None
 
 
 def test_runs_that_differ() -> None:
     accuracy, _, _ = compare_outputs(calls(X, X + 1e-6), [X])
-    assert accuracy is not None
     assert accuracy.repeatable is False
     assert accuracy.rms == 0
 
@@ -132,7 +127,6 @@ def test_runs_that_differ() -> None:
 def test_an_output_that_shares_memory_with_the_next_is_copied() -> None:
     counter = torch.zeros(3)
     accuracy, _, _ = compare_outputs(lambda: counter.add_(1), None)
-    assert accuracy is not None
     assert (accuracy.repeatable, accuracy.rms) == (False, None)
 
 
@@ -140,7 +134,6 @@ def test_an_output_that_shares_memory_with_the_next_is_copied() -> None:
 def test_what_cannot_be_compared_is_not(expected: list[torch.Tensor]) -> None:
     accuracy, problem, _ = compare_outputs(lambda: X, expected)
     assert problem is None
-    assert accuracy is not None
     assert (accuracy.rms, accuracy.repeatable) == (None, True)
 
 

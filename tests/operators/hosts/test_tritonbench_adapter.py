@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
-import operator as operators
 import os
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
 from cases import TRITONBENCH
 
 from groupbench.operators.catalog.grouped_gemm import GROUPED_GEMM
@@ -18,62 +15,6 @@ from groupbench.operators.catalog.grouped_gemm import GROUPED_GEMM
 pytestmark = TRITONBENCH
 
 Command = Callable[..., subprocess.CompletedProcess[str]]
-
-# Everything of TritonBench that the adapter touches, by module and attribute.
-NAMES = (
-    ("tritonbench.components.do_bench", "Latency"),
-    ("tritonbench.operators", "__path__"),
-    ("tritonbench.operators.op", "_list_opbench_paths"),
-    ("tritonbench.utils.run_utils", "tritonbench_run"),
-    ("tritonbench.utils.triton_op", "register_benchmark"),
-    ("tritonbench.utils.triton_op", "BenchmarkOperatorMetrics"),
-    ("tritonbench.utils.triton_op", "REGISTERED_BENCHMARKS"),
-    ("tritonbench.utils.triton_op", "BenchmarkOperator.get_input_iter"),
-    ("tritonbench.utils.triton_op", "BenchmarkOperator.get_available_num_inputs"),
-    ("tritonbench.utils.triton_op", "BenchmarkOperator.get_x_val"),
-    ("tritonbench.utils.triton_op", "BenchmarkOperator.tflops"),
-    ("tritonbench.utils.triton_op", "BenchmarkOperator.accuracy"),
-    ("tritonbench.utils.triton_op", "BenchmarkOperator._measure_latency"),
-    ("tritonbench.utils.triton_op", "BenchmarkOperator._get_bm_func"),
-    ("tritonbench.utils.triton_op", "BenchmarkOperator._do_bench"),
-    ("tritonbench.utils.triton_op", "BenchmarkOperator._cur_input_id"),
-    ("tritonbench.utils.triton_op", "BenchmarkOperator.DEFAULT_PRECISION"),
-    ("tritonbench.utils.triton_op", "BenchmarkOperator.DEFAULT_METRICS"),
-    ("tritonbench.utils.triton_op", "BenchmarkOperator.FWD_ONLY"),
-    ("tritonbench.utils.triton_op", "BenchmarkOperator.get_bwd_fn"),
-    ("tritonbench.utils.triton_op", "Mode.FWD"),
-    ("tritonbench.utils.triton_op", "Mode.FWD_NO_GRAD"),
-)
-
-
-@pytest.mark.parametrize(("module", "name"), NAMES, ids=[".".join(pair) for pair in NAMES])
-def test_every_name_that_the_adapter_touches_exists(module: str, name: str) -> None:
-    operators.attrgetter(name)(importlib.import_module(module))
-
-
-def test_attributes_that_instances_have() -> None:
-    """Attributes that methods of TritonBench set are found in its source."""
-    source = Path(importlib.import_module("tritonbench.utils.triton_op").__file__ or "").read_text()
-    for name in (
-        "self._cur_backend_name",
-        "self.example_inputs",
-        "self.tb_args",
-        "self.dtype",
-        "self.device",
-        "self.mode",
-        "self.baseline_fn",
-    ):
-        assert name in source, name
-
-
-def test_metrics_have_the_fields_that_records_come_from() -> None:
-    from dataclasses import fields
-
-    from tritonbench.components.do_bench import Latency
-    from tritonbench.utils.triton_op import BenchmarkOperatorMetrics
-
-    assert {"latency", "accuracy", "error_msg", "extra_metrics"} <= {f.name for f in fields(BenchmarkOperatorMetrics)}
-    assert Latency([1.0, 2.0], remove_outliers=False).times == [1.0, 2.0]
 
 
 def test_a_tritonbench_without_its_dependencies(tmp_path: Path) -> None:

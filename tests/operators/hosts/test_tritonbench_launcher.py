@@ -7,21 +7,17 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from measured import CPU, RUN
 
 from groupbench.operators.errors import GroupbenchError, Incomplete, UsageError
-from groupbench.operators.executor import Machine
 from groupbench.operators.hosts import tritonbench
 from groupbench.operators.hosts.journal import Setup
-from groupbench.tracker.facts.record import Commit, Environment, Record, Run
-
-MACHINE = Machine(Environment(device="cpu"), None)
-RUN = Run(id="r", started=datetime(2026, 1, 1, tzinfo=UTC), commit=Commit(hash="c" * 40))
+from groupbench.tracker.facts.record import Record
 
 CHILD = """
 import json, os, sys, time
@@ -56,7 +52,7 @@ def follow(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., lis
             return real([sys.executable, str(path), command[3]], journal, timeout_s)
 
         monkeypatch.setattr(tritonbench, "_Follower", follower)
-        for record in tritonbench._operator_records(Setup(op="o"), [], MACHINE, RUN, timeout_s, []):
+        for record in tritonbench._operator_records(Setup(op="o"), [], CPU, RUN, timeout_s, []):
             records.append(record)
         return records
 
@@ -68,8 +64,57 @@ def outcomes(records: list[Record]) -> list[tuple[str, str]]:
     return [(record.cell.backend, record.status) for record in records]
 
 
-def test_all_is_well(follow: Callable[..., list[Record]]) -> None:
-    assert outcomes(follow("for n in 'ab':\n  begin(n)\n  finish(n)")) == [("a", "ok"), ("b", "ok")]
+# script of the process, seconds that it has -> backends and statuses
+OUTCOMES: dict[str, tuple[str, float, list[tuple[str, str]]]] = {
+    "all is well": ("for n in 'ab':\n  begin(n)\n  finish(n)", 60, [("a", "ok"), ("b", "ok")]),
+    "the baseline again has no second record": (
+        "if done:\n  again('a')\nelse:\n  begin('a')\n  finish('a')\n  begin('b')\n  os.kill(os.getpid(), 11)",
+        60,
+        [("a", "ok"), ("b", "error")],
+    ),
+    "killed for memory": ("if not done:\n  begin('a')\n  os.kill(os.getpid(), 9)", 60, [("a", "oom")]),
+    "silence": ("if not done:\n  begin('a')\n  time.sleep(3600)", 3, [("a", "timeout")]),
+    "a line half written": (
+        """
+begin("a")
+line = json.dumps({"input_id": 0, "backend": "a", "cell": cell("a"), "status": "error", "message": "why"}) + "\\n"
+for part in (line[:20], line[20:]):
+    with open(setup["journal"], "a") as file:
+        file.write(part)
+    time.sleep(0.5)
+""",
+        60,
+        [("a", "error")],
+    ),
+}
+
+
+@pytest.mark.parametrize(("script", "timeout_s", "expected"), OUTCOMES.values(), ids=OUTCOMES)
+def test_every_end_has_its_records(
+    script: str, timeout_s: float, expected: list[tuple[str, str]], follow: Callable[..., list[Record]]
+) -> None:
+    assert outcomes(follow(script, timeout_s)) == expected
+
+
+# script of the process -> the error that is raised, the backends that have a record
+ERRORS: dict[str, tuple[str, type[GroupbenchError], str, str]] = {
+    "an end before anything": ("sys.exit(2)", UsageError, "exit code 2 before", ""),
+    "a refusal": ("tell(refused=\"no backend 'x'\")\nsys.exit(2)", UsageError, "^no backend 'x'$", ""),
+    "an exception between cells": (
+        *("begin('a')\nfinish('a')\ntell(refused='ValueError: why')", Incomplete),
+        *("^TritonBench ended after 1 cell: ValueError: why$", "a"),
+    ),
+    "an end between cells": ("begin('a')\nfinish('a')\nsys.exit(3)", Incomplete, "exit code 3 after 1 cell$", "a"),
+}
+
+
+@pytest.mark.parametrize(("script", "error", "message", "kept"), ERRORS.values(), ids=ERRORS)
+def test_another_end_is_an_error(
+    script: str, error: type[GroupbenchError], message: str, kept: str, follow: Callable[..., list[Record]]
+) -> None:
+    with pytest.raises(error, match=message):
+        follow(script)
+    assert outcomes(follow.records) == [(name, "ok") for name in kept]  # type: ignore[attr-defined]
 
 
 def test_what_it_started_ends_with_it(follow: Callable[..., list[Record]], tmp_path: Path) -> None:
@@ -102,43 +147,6 @@ for name in "abc":
 """)
     assert outcomes(records) == [("a", "ok"), ("b", "error"), ("c", "ok")]
     assert records[1].message == "TritonBench's process died (exit code 9) at this cell"
-
-
-def test_the_baseline_run_again_is_no_second_record(follow: Callable[..., list[Record]]) -> None:
-    records = follow("""
-if done:
-    again("a")
-else:
-    begin("a")
-    finish("a")
-    begin("b")
-    os.kill(os.getpid(), 11)
-""")
-    assert outcomes(records) == [("a", "ok"), ("b", "error")]
-
-
-def test_killed_for_memory(follow: Callable[..., list[Record]]) -> None:
-    assert outcomes(follow("if not done:\n  begin('a')\n  os.kill(os.getpid(), 9)")) == [("a", "oom")]
-
-
-def test_silence_is_a_timeout(follow: Callable[..., list[Record]]) -> None:
-    records = follow("if not done:\n  begin('a')\n  time.sleep(3600)", timeout_s=3)
-    assert outcomes(records) == [("a", "timeout")]
-
-
-def test_an_end_before_anything_is_a_usage_error(follow: Callable[..., list[Record]]) -> None:
-    with pytest.raises(UsageError, match="exit code 2 before"):
-        follow("sys.exit(2)")
-
-
-def test_a_refusal_is_told_in_its_words(follow: Callable[..., list[Record]]) -> None:
-    with pytest.raises(UsageError, match=r"^no backend 'x'$"):
-        follow("tell(refused=\"no backend 'x'\")\nsys.exit(2)")
-
-
-def test_what_ends_it_between_cells_is_told(follow: Callable[..., list[Record]]) -> None:
-    with pytest.raises(Incomplete, match=r"^TritonBench ended after 1 cell: ValueError: why$"):
-        follow("begin('a')\nfinish('a')\ntell(refused='ValueError: why')")
 
 
 def test_an_interrupt_records_the_cell_and_says_what_is_left(
@@ -192,7 +200,7 @@ def test_an_operators_error_is_reported_after_the_others(
     monkeypatch.setattr(tritonbench, "_operator_records", records)
     setups = [(Setup(op=f"o{number}"), []) for number, _ in enumerate(ends)]
     reported: list[str] = []
-    run = tritonbench._records(setups, MACHINE, RUN, 1, reported)
+    run = tritonbench._records(setups, CPU, RUN, 1, reported)
     if raised is None:
         assert list(run) == ["record"] * sum(failure is None for failure, _ in ends)
     else:
@@ -228,19 +236,13 @@ def test_options_are_translated_for_tritonbench(options: dict[str, Any], underst
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "its own processes": (
-        {"rest": ("--isolate",)},
-        "--isolate cannot be combined with records: each",
-    ),
+    "its own processes": ({"rest": ("--isolate",)}, "--isolate cannot be combined with records: each"),
     "an A/B": ({"rest": ("--side-a=--bwd",)}, "--side-a cannot be combined with records: "),
     "graphs on a CPU": ({"cudagraph": True}, "a CPU has no CUDA graphs"),
     "a file of two": ({"ops": ("sum", "gemm"), "output_json": "x"}, "--output-json takes one operator on TritonBench"),
     "no number": ({"input_id": ("x",)}, "--input-id 'x' is not a number"),
     "inputs twice": ({"input_id": ("1", "2"), "num_inputs": 1}, "with at most one --input-id"),
-    "our timing": (
-        {"on_command_line": ["device", "idle"]},
-        "--idle works only with groupbench's operators",
-    ),
+    "our timing": ({"on_command_line": ["device", "idle"]}, "--idle works only with groupbench's operators"),
     "our suites": ({"suites": ("smoke",)}, "sum is not an operator of groupbench"),
 }
 
@@ -250,25 +252,6 @@ def test_refused(changes: dict[str, Any], message: str) -> None:
     options = OPTIONS | {"suites": (), "on_command_line": [], "plugins": ()} | changes
     with pytest.raises(UsageError, match=message):
         tritonbench._setups(tritonbench._understood(options, "cpu"), "cpu")
-
-
-def test_an_end_between_cells_is_a_failure(follow: Callable[..., list[Record]]) -> None:
-    with pytest.raises(Incomplete, match=r"exit code 3 after 1 cell$") as caught:
-        follow("begin('a')\nfinish('a')\nsys.exit(3)")
-    assert caught.value.exit_code == 3
-    assert outcomes(follow.records) == [("a", "ok")]  # type: ignore[attr-defined]
-
-
-def test_a_line_half_written_is_waited_for(follow: Callable[..., list[Record]]) -> None:
-    records = follow("""
-begin("a")
-line = json.dumps({"input_id": 0, "backend": "a", "cell": cell("a"), "status": "error", "message": "why"}) + "\\n"
-for part in (line[:20], line[20:]):
-    with open(setup["journal"], "a") as file:
-        file.write(part)
-    time.sleep(0.5)
-""")
-    assert outcomes(records) == [("a", "error")]
 
 
 # Where TritonBench has operators of these names too.

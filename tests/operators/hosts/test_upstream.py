@@ -75,7 +75,6 @@ def plugin_utils(patched: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Mod
     monkeypatch.setitem(sys.modules, "tritonbench.utils", ModuleType("tritonbench.utils"))
     monkeypatch.setitem(sys.modules, "tritonbench.utils.path_utils", fake)
     spec = importlib.util.spec_from_file_location("patched_plugin_utils", patched / FILES[2])
-    assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     yield module
@@ -104,7 +103,6 @@ def test_another_tritonbench_is_named_with_what_it_lacks() -> None:
 
     old = SimpleNamespace(register_benchmark=register_benchmark, REGISTERED_BENCHMARKS={})
     text = supported.problem_of(old)
-    assert text is not None
     assert "register_benchmark(cls=)" in text and supported.TESTED in text and "--host builtin" in text
     assert "BenchmarkOperator" in text
 

@@ -49,6 +49,8 @@ def test_head(git: Git, tmp_path: Path) -> None:
     assert commit.subject == 'Second: it\'s "quoted"'
     assert commit.time == datetime(2026, 1, 2, 1, 4, 5, tzinfo=UTC)
     assert not commit.dirty
+    (tmp_path / "inner").mkdir()
+    assert find_commit(None, tmp_path / "inner") == commit
 
 
 def test_the_first_commit_has_no_parents(git: Git, tmp_path: Path) -> None:
@@ -71,12 +73,6 @@ def test_a_changed_file_is_dirty_and_a_new_one_is_not(git: Git, tmp_path: Path) 
     assert not find_commit(None, tmp_path).dirty
     (tmp_path / "file").write_text("changed")
     assert find_commit(None, tmp_path).dirty
-
-
-def test_below_the_repository(git: Git, tmp_path: Path) -> None:
-    folder = tmp_path / "a" / "b"
-    folder.mkdir(parents=True)
-    assert find_commit(None, folder).hash == git("rev-parse", "HEAD")
 
 
 @pytest.mark.parametrize("name", ["short", "full", "upper", "HEAD~1", "main~1", "light", "annotated"])
@@ -108,11 +104,6 @@ def test_a_hash_that_the_repository_does_not_have_is_kept(git: Git, tmp_path: Pa
     assert find_commit("0123456789abcdef", tmp_path).hash == "0123456789abcdef"
 
 
-def test_a_repository_without_commits(tmp_path: Path) -> None:
-    subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
-    assert find_commit(None, tmp_path).hash == UNKNOWN_COMMIT
-
-
 GARBAGE = {
     "a word": "garbage",
     "too short": "abc",
@@ -141,49 +132,27 @@ def test_without_git(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert find_commit("abcdef12", tmp_path).hash == "abcdef12"
 
 
-def _break_head(repository: Path) -> None:
-    (repository / ".git/HEAD").write_text("junk\n")
-
-
-def _lose_commit(repository: Path) -> None:
-    (repository / ".git/HEAD").write_text(f"{'12' * 20}\n")
-
-
-def _lose_branch(repository: Path) -> None:
-    (repository / ".git/refs/heads/main").write_text("junk\n")
-
-
-def _break_configuration(repository: Path) -> None:
-    (repository / ".git/config").write_text("[core\n")
-
-
-def _break_index(repository: Path) -> None:
-    (repository / ".git/index").write_text("junk\n")
-
-
-def _lose_git_folder(repository: Path) -> None:
-    """Leave a linked worktree without its repository, which a container may not mount."""
-    (repository / ".git").rename(repository / "moved")
-    (repository / ".git").write_text("gitdir: /not/mounted\n")
-
-
+# file in the folder of git, its content -> reason
 DAMAGE = {
-    "a broken HEAD": (_break_head, "not a git repository.*repair it"),
-    "a HEAD without its commit": (_lose_commit, "bad object HEAD.*git fsck"),
-    "a broken branch": (_lose_branch, "appears to be broken.*git fsck"),
-    "a broken configuration": (_break_configuration, "bad config line 1.*repair it"),
-    "a broken index": (_break_index, "index file smaller than expected"),
-    "a git folder that is not mounted": (_lose_git_folder, "not a git repository.*repair it"),
+    "a broken HEAD": ("HEAD", "junk\n", "not a git repository.*repair it"),
+    "a HEAD without its commit": ("HEAD", f"{'12' * 20}\n", "bad object HEAD.*git fsck"),
+    "a broken branch": ("refs/heads/main", "junk\n", "appears to be broken.*git fsck"),
+    "a broken configuration": ("config", "[core\n", "bad config line 1.*repair it"),
+    "a broken index": ("index", "junk\n", "index file smaller than expected"),
+    # A linked worktree without its repository, as in a container.
+    "a git folder that is not mounted": ("", "gitdir: /not/mounted\n", "not a git repository.*repair it"),
 }
 
 
-@pytest.mark.parametrize(("damage", "reason"), DAMAGE.values(), ids=DAMAGE)
+@pytest.mark.parametrize(("file", "content", "reason"), DAMAGE.values(), ids=DAMAGE)
 @pytest.mark.parametrize("inside", [False, True], ids=["at the top", "in a folder"])
 def test_a_damaged_repository_is_not_taken_for_none(
-    git: Git, tmp_path: Path, damage: Callable[[Path], None], reason: str, inside: bool
+    git: Git, tmp_path: Path, file: str, content: str, reason: str, inside: bool
 ) -> None:
     (tmp_path / "inner").mkdir()
-    damage(tmp_path)
+    if not file:
+        (tmp_path / ".git").rename(tmp_path / "moved")
+    (tmp_path / ".git" / file).write_text(content)
     with pytest.raises(UsageError, match=reason):
         find_commit(None, tmp_path / "inner" if inside else tmp_path)
 

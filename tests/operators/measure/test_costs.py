@@ -179,7 +179,6 @@ def test_energy_is_power_times_the_time_of_a_call(
 ) -> None:
     made = clock(watts, tick_s, call_s)
     result = energy(made.run, 1e3 * call_s, made.joules, made.event, made.synchronize)
-    assert result is not None
     assert result.joules == pytest.approx(watts * call_s, rel=0.01)
     assert result.watts == pytest.approx(watts, rel=0.01)
     assert result.ms == pytest.approx(1e3 * call_s, rel=1e-6), "by the GPU's clock, whatever the host is doing"
@@ -191,7 +190,6 @@ def test_a_call_that_keeps_the_host_busy_longer_than_the_gpu_has_an_energy(clock
     made = clock(300.0, 0.1, 5e-6)
     made.launch_s = 2e-5
     result = energy(made.run, 0.02, made.joules, made.event, made.synchronize)
-    assert result is not None
     assert result.joules == pytest.approx(300.0 * 2e-5, rel=0.3), "with the readings, during which the GPU is idle"
     assert made.now < costs.WARM_S + 2 * costs.SPAN_S + 0.2
 

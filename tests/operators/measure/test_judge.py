@@ -31,12 +31,7 @@ def test_inputs_that_did_not_fit_are_made_for_the_next_backend(monkeypatch: pyte
 
 @pytest.mark.parametrize(
     ("sums_ms", "usual_ms", "expected"),
-    [
-        ([1.0], 1.0, 1.0),
-        ([1.0], 0.5, 2.0),
-        ([1.0, 1.0, 1.0, 5.0], 1.0, 15 / 7),
-        ([1.0] * 99 + [60.0], 1.0, 1.0),
-    ],
+    [([1.0], 1.0, 1.0), ([1.0], 0.5, 2.0), ([1.0, 1.0, 1.0, 5.0], 1.0, 15 / 7), ([1.0] * 99 + [60.0], 1.0, 1.0)],
     ids=["idle", "all slower than before", "every fourth stalled", "a stall in some parts"],
 )
 def test_the_slowdown_of_a_cpu_is_that_of_known_work(

@@ -51,6 +51,15 @@ def _cell(process: Process) -> Live:
     return Live(job, process, lambda: None, held_to=HeldTo(None, ()))  # type: ignore[arg-type, return-value]
 
 
+def let_rest(process: Process, cell: Live, clock: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
+    def rest(seconds: float) -> None:
+        clock[0] += seconds
+        process.rest()
+
+    monkeypatch.setattr(cell.rest, "clocks", lambda: (clock[0], process.used_s))
+    monkeypatch.setattr(witness, "rest", rest)
+
+
 @pytest.mark.parametrize(
     ("spent_s", "caught"),
     [((0.0,), False), ((0.3, 0.0), False), ((0.3, 0.3, 0.0, 0.3, 0.0), False), ((0.3,), True), ((0.0, 0.3), False)],
@@ -61,16 +70,10 @@ def test_a_cell_that_stays_busy_is_accused(
 ) -> None:
     process = Process(*spent_s)
     cell = _cell(process)
-    monkeypatch.setattr(cell.rest, "clocks", lambda: (clock[0], process.used_s))
     monkeypatch.setattr(cell, "_timed", lambda secret: None)
-
-    def rest(seconds: float) -> None:
-        clock[0] += seconds
-        process.rest()
-
-    monkeypatch.setattr(witness, "rest", rest)
+    let_rest(process, cell, clock, monkeypatch)
     cell.rest.begin()
-    rest(1.0)
+    witness.rest(1.0)
     fault = cell._intruding()
     assert (fault is not None) == caught, fault
     assert (cell.rest._balance == ACCUSED) == caught
@@ -150,12 +153,7 @@ def test_idle_threads_of_openmp_may_wait_for_the_next_call(
 
 @pytest.mark.parametrize(
     ("spent_s", "others", "looks"),
-    [
-        ((0.0,), True, 1),
-        ((0.3, 0.3, 0.0), True, 3),
-        ((0.3,), True, round(SETTLE_S / SETTLED_S)),
-        ((0.3,), False, 0),
-    ],
+    [((0.0,), True, 1), ((0.3, 0.3, 0.0), True, 3), ((0.3,), True, round(SETTLE_S / SETTLED_S)), ((0.3,), False, 0)],
     ids=["idle", "busy for a while", "busy for ever", "alone"],
 )
 def test_processes_that_preparation_started_are_waited_for(
@@ -164,13 +162,7 @@ def test_processes_that_preparation_started_are_waited_for(
     process, idle = Process(*spent_s), Process(0.0)
     process.others, idle.others = others, False
     cell = _cell(process)
-    monkeypatch.setattr(cell.rest, "clocks", lambda: (clock[0], process.used_s))
-
-    def rest(seconds: float) -> None:
-        clock[0] += seconds
-        process.rest()
-
-    monkeypatch.setattr(witness, "rest", rest)
+    let_rest(process, cell, clock, monkeypatch)
     settle([cell, _cell(idle)])
     assert clock[0] == pytest.approx(looks * SETTLED_S, abs=SETTLED_S)
     assert cell.rest._balance == 0, "it is not accused"

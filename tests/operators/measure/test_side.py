@@ -16,7 +16,6 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
-from cases import rarely
 
 from groupbench.operators.measure import side, witness
 from groupbench.operators.measure.judging import held_to
@@ -48,10 +47,8 @@ def ask(warm_imports: dict[str, str]) -> Iterator[Ask]:
         stdout=subprocess.PIPE,
         env=environment,
     )
-    assert process.stdin is not None and process.stdout is not None
 
     def question(verb: str, **arguments: Any) -> dict[str, Any]:
-        assert process.stdin is not None and process.stdout is not None
         process.stdin.write(json.dumps({"verb": verb, "arguments": arguments}).encode() + b"\n")
         process.stdin.flush()
         return json.loads(process.stdout.readline())
@@ -116,6 +113,7 @@ def test_a_backend_that_is_honest_where_it_is_checked_is_found_where_it_is_timed
 def test_the_timed_process_is_replaced_and_the_checking_one_stays(ask: Ask) -> None:
     assert "failure" in prepare(ask, backend="raises")
     assert "before anything was loaded" in ask("burst")["failure"]["message"]
+    assert "failure" in ask("dance")
     assert "value" in prepare(ask)
     for fresh in (False, False, True):
         assert ask("adopt", seed=1, samples=2, fresh=fresh) == {"value": "reloaded"}
@@ -126,17 +124,9 @@ def test_the_timed_process_is_replaced_and_the_checking_one_stays(ask: Ask) -> N
     assert ask("adopt", seed=1, samples=1) == {"value": "reloaded"}
 
 
-FAULTS = {
-    "crashes": "SIGSEGV",
-    "raises_bytes": r"caf\udce9",
-    "hangs": "no answer within",
-}
-MORE_FAULTS = {"exits": "exit code 7", "raises": "no such / instruction"}
-
-
-@pytest.mark.parametrize("faults", [FAULTS, *rarely(MORE_FAULTS)], ids=["each kind", "more"])
-def test_a_cell_that_fails_costs_an_answer(faults: dict[str, str], ask: Ask) -> None:
+def test_a_cell_that_fails_costs_an_answer(ask: Ask) -> None:
     """Each backend comes to its own fault, so the one before has left processes that work."""
+    faults = {"crashes": "SIGSEGV", "raises_bytes": r"caf\udce9", "hangs": "no answer within"}
     for backend, message in faults.items():
         failure = prepare(ask, backend=backend, timeout_s=3.0 if backend == "hangs" else 60.0)["failure"]
         assert message in failure["message"]
@@ -189,70 +179,52 @@ def test_an_invalid_selection_is_a_usage_failure(ask: Ask, selection: dict[str, 
     assert ask("cells", **{"operator": "grouped_gemm"} | selection)["failure"]["status"] == "usage"
 
 
-def test_a_burst_before_loading_and_an_unknown_verb_fail(ask: Ask) -> None:
-    prepare(ask, backend="raises")
-    assert "before anything was loaded" in ask("burst")["failure"]["message"]
-    assert "failure" in ask("dance")
-
-
-@pytest.mark.parametrize(
-    ("killed", "long", "warm"),
-    [
-        ("driver", False, True),
-        ("side", True, True),
-        *rarely(("driver", True, True), ("driver", False, False), ("side", False, False)),
-    ],
-)
+@pytest.mark.parametrize(("killed", "long"), [("driver", False), ("side", True)])
 def test_all_processes_end_with_the_driver_or_the_side(
-    killed: str, long: bool, warm: bool, warm_imports: dict[str, str], tmp_path: Path
+    killed: str, long: bool, warm_imports: dict[str, str], tmp_path: Path
 ) -> None:
     """The side is killed during a question, whose backend never returns.
 
-    long  the temporary folder's path is too long for the address of a socket.
-    warm  the fork server, which is among the processes, is a fork of one that has imported torch; otherwise it is a
-          process as users have it.
+    The temporary folder's path may be too long for the address of a socket. The fork server, which is among the
+    processes, is a fork of one that has imported torch, unless kernels are compiled.
     """
     if long:
         tmp_path /= "x" * 100
         tmp_path.mkdir()
     paths = [str(Path(__file__).parents[1]), warm_imports["PYTHONPATH"]]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "TMPDIR": str(tmp_path)}
-    warm = warm and environment.get("TRITON_INTERPRET") == "1"
+    warm = environment.get("TRITON_INTERPRET") == "1"
     if not warm:
         environment["GROUPBENCH_TEST_WARM"] = ""
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     command = [sys.executable, "-m", "groupbench.operators.measure.side"]
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, cwd=tmp_path
-    ) as process:
-        assert process.stdin is not None and process.stdout is not None
-        for verb, arguments in (
-            ("hello", {"device": "cpu"}),
-            ("prepare", {"cell": CELL | {"backend": "hangs"}, "timeout_s": 600.0}),
-        ):
+    with subprocess.Popen(command, **pipes, env=environment, cwd=tmp_path) as process:
+        preparing = {"cell": CELL | {"backend": "hangs"}, "timeout_s": 600.0}
+        for verb, arguments in (("hello", {"device": "cpu"}), ("prepare", preparing)):
             process.stdin.write(json.dumps({"verb": verb, "arguments": arguments}).encode() + b"\n")
             process.stdin.flush()
         process.stdout.readline()
-        for _ in range(600):
-            # The side, the fork server, the resource tracker, the cell and its warden; and that in place of the server.
-            if len(processes_in(tmp_path)) >= 5 + warm:
-                break
-            time.sleep(0.05)
-        else:
-            pytest.fail("the processes did not start")
+        # The side, the fork server, the resource tracker, the cell and its warden; and that in place of the server.
+        assert waited(lambda: len(processes_in(tmp_path)) >= 5 + warm), "the processes did not start"
         if killed == "driver":
             process.stdin.close()
         else:
             process.kill()
         process.wait()
-    for _ in range(400):
-        if not processes_in(tmp_path):
-            break
-        time.sleep(0.05)
+    waited(lambda: not processes_in(tmp_path))
     left = processes_in(tmp_path)
     for pid in left:
         os.kill(pid, signal.SIGKILL)
     assert left == []
     assert [path.name for path in tmp_path.rglob("*") if not path.name.startswith("torch")] == []
+
+
+def waited(ready: Callable[[], bool]) -> bool:
+    """Wait ten minutes at most, for a busy machine. Return whether it is ready."""
+    until = time.monotonic() + 600
+    while not ready() and time.monotonic() < until:
+        time.sleep(0.05)
+    return ready()
 
 
 def processes_in(folder: Path) -> list[int]:

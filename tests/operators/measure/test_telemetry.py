@@ -75,7 +75,6 @@ REASONS = {
 def test_throttle_reasons(bits: int, names: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", fake(nvmlDeviceGetCurrentClocksEventReasons=lambda handle: bits))
     telemetry = Nvml().telemetry()
-    assert telemetry is not None
     assert telemetry.throttle == names
 
 

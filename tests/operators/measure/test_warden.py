@@ -111,7 +111,6 @@ def test_a_cell_inherits_no_blocked_signal_from_its_warden() -> None:
 def test_the_processor_that_ran_a_process_last_is_known(processor: int) -> None:
     code = f"import os, sys; os.sched_setaffinity(0, {{{processor}}}); print(flush=True); sys.stdin.read()"
     with subprocess.Popen((sys.executable, "-c", code), stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
         process.stdout.readline()
         assert warden.last_processor(process.pid) == processor
         process.communicate()

@@ -18,12 +18,9 @@ from groupbench.operators.errors import GroupbenchError
 from groupbench.operators.measure import servers, worker
 
 
-def test_the_fork_server_looks_up_installed_plugins_once_for_its_processes() -> None:
+def test_the_fork_server_looks_up_plugins_and_imports_operators_once_for_its_processes() -> None:
     looked_up = "__import__('sys').modules['groupbench.operators.plugins'].offered.cache_info().currsize"
     assert worker.call(eval, looked_up) == 1
-
-
-def test_the_fork_server_imports_groupbenchs_operators_once_for_its_processes() -> None:
     assert worker.call(eval, "'groupbench.operators.catalog.canary' in __import__('sys').modules")
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,20 +10,15 @@ from typing import Any
 import pytest
 import torch
 from cases import rarely
+from measured import measure_plugin
 
-from groupbench.operators import executor, registry
+from groupbench.operators import registry
 from groupbench.operators.errors import UsageError
-from groupbench.operators.executor import Machine, Progress
-from groupbench.operators.measure.protocol import Protocol
-from groupbench.operators.measure.wire import Job
 from groupbench.operators.operator import Target
 from groupbench.operators.problems.definition import PublishedProblem, evaluated, read_json
 from groupbench.operators.problems.solution import Solution, read_solutions
-from groupbench.tracker.facts.record import Commit, Environment, Record, Run
 
 pytestmark = pytest.mark.usefixtures("unaudited")
-RUN = Run(id="r", started=datetime(2026, 1, 1, tzinfo=UTC), commit=Commit(hash="c" * 40))
-CPU = Machine(Environment(device="cpu", cpu="a CPU", memory_mib=64_000, torch="2"), None)
 
 DEFINITION = {
     "name": "scaled_sum_h8",
@@ -109,23 +103,6 @@ def sol(root: Path) -> Path:
     return root / "definition.json"
 
 
-def measure(path: Path) -> dict[str, Record]:
-    made = registry.get_operator("scaled_sum_h8", (str(path),))
-    jobs = [
-        Job(
-            operator=made.name,
-            backend=backend.name,
-            shape=str(made.suites["smoke"][0]),
-            dtype="fp16",
-            device="cpu",
-            protocol=Protocol(bursts=1, samples=2),
-            plugins=(str(path),),
-        )
-        for backend in made.backends
-    ]
-    return {r.cell.backend: r for r in executor.execute(jobs, CPU, RUN, 300.0, Progress())}
-
-
 def test_both_layouts_are_read_alike(tmp_path: Path) -> None:
     made = []
     for layout in (flashinfer, sol):
@@ -143,7 +120,7 @@ def test_both_layouts_are_read_alike(tmp_path: Path) -> None:
 @pytest.mark.parametrize("layout", [flashinfer, *rarely(sol)])
 def test_a_dataset_is_measured(layout: Any, tmp_path: Path) -> None:
     path = layout(tmp_path)
-    records = measure(path)
+    records = measure_plugin(path, "scaled_sum_h8")
     statuses = {name: record.status for name, record in records.items()}
     assert statuses == {
         "reference": "ok",

@@ -196,12 +196,12 @@ def test_helions_own_autotuner_adds_a_config(
 ) -> None:
     """It is asked for the kernel's default within the budget, and its config is timed with the others."""
     asked: list[tuple[Any, float]] = []
-    found = helion.Config(block_sizes=[256, 64, 32], num_warps=8, num_stages=2, l2_groupings=[4])
+    searched = helion.Config(block_sizes=[256, 64, 32], num_warps=8, num_stages=2, l2_groupings=[4])
 
     def search(default: Any, prepare: Any, budget_s: float) -> Any:
         asked.append((default, budget_s))
         clock[:] = [7.0] * 42 + [1.0, 1.0, 1.0, 1.0]
-        return found
+        return searched
 
     monkeypatch.setattr("groupbench.operators.tuners.__main__.by_helion", search)
     options = ["helion_jagged", "--shape", GROUPED, "--dtype", "fp16", "--helion-budget", "7s"]
