@@ -6,15 +6,13 @@ with a token that only the last request named, and neither a half reply nor a fu
 
 from __future__ import annotations
 
-import logging
 import os
 import struct
 import time
+from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
-
-log = logging.getLogger(__name__)
 
 REPLY_BYTES = 64 << 20
 """Maximum size of one reply."""
@@ -54,13 +52,13 @@ class Channel:
                     raise TimeoutError from None
                 time.sleep(0.01)
 
-    def receive(self, over: int, limit_s: float, doing: str = "") -> bytes:
+    def receive(self, over: int, limit_s: float, still: Callable[[float], None] = lambda waited_s: None) -> bytes:
         """Return the next reply, without its token.
 
         Args:
             over: A descriptor that becomes readable when the process has ended.
             limit_s: Longest time to wait for the whole reply.
-            doing: Names the request in the log.
+            still: Called with the time waited so far, every REPORT_EVERY_S.
 
         Raises:
             TimeoutError: There is no whole reply in time.
@@ -78,7 +76,7 @@ class Channel:
             elif ready:
                 raise EOFError
             else:
-                log.info("waiting for %s for %.0f s, at most %g s", doing, time.monotonic() - begun, limit_s)
+                still(time.monotonic() - begun)
         return reply
 
     def close(self) -> None:

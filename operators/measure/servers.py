@@ -18,10 +18,12 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from functools import cache
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
+from groupbench.operators.measure.watchdog import Watchdog
 from groupbench.tracker.facts.measured_tree import measured_folders
 
 log = logging.getLogger(__name__)
@@ -121,6 +123,7 @@ class ForkServer:
                 start_new_session=True,
             )
         self._control = control
+        watchdog().watch_server(self._process.pid)
 
     def preload(self, modules: Sequence[str]) -> None:
         """Have it import these modules, if they are installed, before it forks its next process."""
@@ -180,6 +183,12 @@ class ForkServer:
             if self._process is not None:
                 self._process.poll()
             self._control = self._process = None
+
+
+@cache
+def watchdog() -> Watchdog:
+    """Return the process that looks after this one and the fork servers."""
+    return Watchdog()
 
 
 CELLS, JUDGES = ForkServer("cells"), ForkServer("judges")

@@ -134,6 +134,7 @@ class Worker:
         self._begun = 0
         self._file = os.memfd_create("groupbench")  # without a name, so that a killed process does not leave it behind
         self._doing = "its start"
+        self._limited = False
         self._memory_kills = host_memory.killed()
         connection, child_end = multiprocessing.Pipe()
         self._channel = Channel(connection)
@@ -187,7 +188,7 @@ class Worker:
         # if the fork server has died as well.
         over = self._process.handle
         try:
-            reply = self._decoder.decode(self._channel.receive(over, self.timeout_s, self._doing))
+            reply = self._decoder.decode(self._channel.receive(over, self.timeout_s, self._still_waiting))
             return _as_its_own(reply) if isinstance(reply, Failure) else reply
         except TimeoutError:
             self._abort(over)
@@ -197,6 +198,19 @@ class Worker:
         except Exception as error:  # closed by its death, or an invalid reply
             self._process.join(5 if isinstance(error, EOFError) else 0)
             return self._obituary(error)
+        finally:
+            if self._limited:
+                self._limited = False
+                servers.watchdog().unlimit(self._process.handle)
+
+    def _still_waiting(self, waited_s: float) -> None:
+        if not self._limited:
+            self._limited = True
+            servers.watchdog().limit(self._process.handle, self.timeout_s - waited_s)
+        log.info(
+            "process %s: waiting for %s for %.0f s, at most %g s",
+            *(self._process.pid, self._doing, waited_s, self.timeout_s),
+        )
 
     def ask(self, request: Request) -> Any:
         """Send a request and return its reply, as `receive` does."""

@@ -20,14 +20,14 @@ from groupbench.tracker.facts.record import Record, read
 
 PLUGIN = Path(__file__).parent / "hostile/bench_hostile.py"
 
-CAPABLE = ("kills_all_above", "hangs_up_all_above", "interrupts_all_above", "stops_all_above")
+CAPABLE = ("kills_all_above", "hangs_up_all_above", "interrupts_all_above")
 """Signals to the processes above are only impossible with Landlock."""
 
 HARMLESS = (
-    *("closes_its_output", "hangs_at_its_end", "prints_much", "starts_sleepers"),
+    *("closes_its_output", "hangs_at_its_end", "prints_much", "starts_sleepers", "stops_all_above"),
     "removes_temporary_files",
 )
-"""Backends that may be measured, because the harm stays in their own process."""
+"""Backends that may be measured, because the harm stays in their own process or is undone at once."""
 
 SIGNALS = {f"landlock {version}" for version in range(6, 100)}
 """The versions of Landlock that keep signals inside of a domain."""
