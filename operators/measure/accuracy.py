@@ -68,7 +68,7 @@ that are used in turns."""
 _now = time.perf_counter
 
 
-def rehearse(run: Callable[[], Any], device: str, given: Given | None, patient: bool = True) -> Rehearsal:
+def rehearse(run: Callable[[], Any], device: str, inputs: Given | None, patient: bool = True) -> Rehearsal:
     """Run twice on poisoned memory, and a few times more to find outputs that share memory.
 
     patient  whether the callable is fast enough for more than two calls
@@ -81,7 +81,7 @@ def rehearse(run: Callable[[], Any], device: str, given: Given | None, patient: 
         first = run()
         form, parts = plain_parts(first, device)
         kept = [part.detach().clone() for part in parts]
-        returned = _spoil(parts, given)
+        returned = _spoil(parts, inputs)
         second = plain_parts(run(), device)[1]
     # Copies, since the backend must not be able to change tensors that another process reads.
     copies = [part.detach().clone() for part in second]
@@ -184,7 +184,7 @@ def _returned(operator: Operator, dtype: str) -> torch.dtype:
     return torch_dtype(operator.output_dtype(dtype).partition("_")[0])
 
 
-def _spoil(parts: Sequence[Tensor], given: Given | None) -> list[str]:
+def _spoil(parts: Sequence[Tensor], inputs: Given | None) -> list[str]:
     """Fill an output with a NaN, and so the block likely to be allocated next.
 
     `poisoned` does not reach a backend with allocations below Python, or with private buffers. An output shared with an
@@ -192,7 +192,7 @@ def _spoil(parts: Sequence[Tensor], given: Given | None) -> list[str]:
     """
     import torch
 
-    returned = given.holding(parts) if given is not None else []
+    returned = inputs.holding(parts) if inputs is not None else []
     with torch.inference_mode():  # or torch refuses to change an output from a backend's own inference mode
         for part in () if returned else parts:
             if part.is_floating_point():
