@@ -19,7 +19,7 @@ from repositories import git
 from groupbench.tracker.ab import confirm as confirming
 from groupbench.tracker.ab.bench import AbCell
 from groupbench.tracker.ab.confirm import Measuring, confirm
-from groupbench.tracker.ab.suspects import MOST_AB
+from groupbench.tracker.ab.suspects import MOST_AB, Pair
 from groupbench.tracker.ab.worktree import trees_are_equal
 from groupbench.tracker.facts.loaded import loaded_of
 from groupbench.tracker.store.engine import open_store
@@ -321,10 +321,9 @@ def test_known_hashes_of_two_commits(
 ) -> None:
     stored([make(0, loaded=base), make(1, loaded=head)])
     row = SimpleNamespace(series=SimpleNamespace(pk=1))
-    pair = SimpleNamespace(base=commit(0), head=commit(1))
+    pair = Pair(commit(0), commit(1), (row,))  # type: ignore[arg-type]
     with open_store(db, create=False) as store:
-        why = confirming.same_files(store, tmp_path, row, pair)  # type: ignore[arg-type]
-    assert (why is not None) == same
+        assert bool(confirming.same_files(store, tmp_path, pair)) == same
 
 
 def test_commits_with_equal_trees_are_not_compared(tmp_path: Path) -> None:
