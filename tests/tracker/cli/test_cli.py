@@ -123,7 +123,7 @@ def test_a_group_runs_its_default_command(cli: Cli, stored: Any, make: Any) -> N
         == cli("pins", "list", "--all", "--format=json").stdout
         == "[]\n"
     )
-    assert cli("incidents").stderr == "no incident is open; --all lists closed incidents\n"
+    assert cli("incidents").stderr == "no incident is open; `gate` lists undecided series, --all closed incidents\n"
     assert cli("db", "verfy").stderr == "groupbench: no command 'verfy'; did you mean 'verify'?\n"
     assert "incidents [OPTIONS] COMMAND [ARGS]..." in cli("incidents", "--help").stdout
 
