@@ -53,7 +53,7 @@ class Replay:
 
     parts: list[list[str]]  # backends of each incident
     comparisons: int  # of a slow backend, across the change
-    owners: set[str | None]
+    owners: set[str | None]  # of those of a cause
 
 
 class _Truth(dict[str, Any]):
@@ -105,7 +105,8 @@ def replay(nights: Nights, seed: int, number: int, noise: str, causes: dict[str,
     parts = [{row["backend"] for row in members if row["incident"] == each["incident"]} for each in incidents]
     across = [(cell.backend, base, head) for base, head, cell, _ in nights.bench.compared if cell.backend in causes]
     needed = sum(base < commit(QUIET) <= head for _, base, head in across)
-    return Replay(sorted(map(sorted, parts)), needed, {each["owner"] for each in incidents})
+    owners = {each["owner"] for each, part in zip(incidents, parts, strict=True) if part & causes.keys()}
+    return Replay(sorted(map(sorted, parts)), needed, owners)
 
 
 @dataclass
@@ -143,7 +144,7 @@ def drawn(seed: int, number: int) -> tuple[list[str], float]:
 class Replays:
     """The outcome of several replays."""
 
-    right: int  # each cause has one incident, and nothing else has one
+    right: int  # each cause has one incident; others are the gate's false alarms
     wrong_owners: int
     most_ab: int  # for one cause
 
@@ -163,7 +164,7 @@ def replays(
         sizes = {size: sorted(each for each in causes if causes[each] == size) for size in causes.values()}
         seen = replay(nights, seed, number, noise, causes)
         of_causes = [[backend for backend in part if backend in causes] for part in seen.parts]
-        right += sorted(of_causes) == sorted(sizes.values())
+        right += sorted(filter(None, of_causes)) == sorted(sizes.values())
         others += [(seed, causes, seen.parts)] * (seen.parts != sorted(sizes.values()))
         wrong += len(seen.owners - {f"author-{QUIET}"})
         comparisons[math.ceil(seen.comparisons / len(sizes))] += 1
