@@ -88,9 +88,9 @@ class _Stored:
     """The identities of rows' changes, and the alerts that are stored for them."""
 
     def __init__(self, session: Session, rows: Sequence[Judged]) -> None:
-        chosen = select(Series.id, Series.identity)
-        pages = chunks({row.series.pk for row in rows})
-        self._series = {key: text for page in pages for key, text in session.execute(chosen.where(Series.id.in_(page)))}
+        select_series = select(Series.id, Series.identity)
+        series = [select_series.where(Series.id.in_(page)) for page in chunks({row.series.pk for row in rows})]
+        self._series = {key: text for query in series for key, text in session.execute(query)}
         pages = chunks({self.identity(row) for row in rows})
         alerts = (one for page in pages for one in session.scalars(select(Alert).where(Alert.identity.in_(page))))
         self._alerts = {one.identity: one for one in alerts}
