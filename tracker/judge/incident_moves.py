@@ -69,23 +69,23 @@ def update(
     at = f"run {gate.run.id[:12]} at {gate.run.state}"
     # A pin needs no alert: it fails the gate until it is met or removed.
     failing = [row for row in gate.rows if row.verdict.fails and row.what != PIN]
-    known = _Stored(session, failing)
+    stored = _Stored(session, failing)
     reopened: set[int] = set()
     for row in failing:
-        if (key := _reopened(session, row, known.alert(row), now, at, reopened)) is not None:
+        if (key := _reopened(session, row, stored.alert(row), now, at, reopened)) is not None:
             reopened.add(key)
     joined = [
         row for row in failing if row.alert is not None and row.alert.incident.state in (*FAILING, "acknowledged")
     ]
-    fresh = [row for row in failing if row.alert is None and known.alert(row) is None]
-    opened = _join(session, gate, known, fresh, joined, now, at, owner)
+    fresh = [row for row in failing if row.alert is None and stored.alert(row) is None]
+    opened = _join(session, gate, stored, fresh, joined, now, at, owner)
     still_open = [alert for alert in gate.alerts if alert.state in OPEN]
     fixed, lapsed = _settle(session, gate, still_open, now, at)
     return Updated(tuple(sorted(opened)), tuple(sorted(reopened | lapsed)), tuple(sorted(fixed)))
 
 
 class _Stored:
-    """The identities of rows' changes, and the alerts that are stored for them."""
+    """The identities of rows' changes, and their stored alerts."""
 
     def __init__(self, session: Session, rows: Sequence[Judged]) -> None:
         select_series = select(Series.id, Series.identity)
@@ -101,12 +101,12 @@ class _Stored:
         return digest([self._series[row.series.pk], row.what, None if base is None else base.id, head.id])
 
     def alert(self, row: Judged) -> Alert | None:
-        """Return the alert that was stored for a row's change."""
+        """Return the stored alert about a row's change."""
         return self._alerts.get(self.identity(row))
 
 
 def _reopened(
-    session: Session, row: Judged, known: Alert | None, now: datetime, at: str, reopened: Collection[int]
+    session: Session, row: Judged, earlier: Alert | None, now: datetime, at: str, reopened: Collection[int]
 ) -> int | None:
     """Return the incident's key that a row reopens: its member is back, or has grown since it was accepted.
 
@@ -114,7 +114,7 @@ def _reopened(
     """
     if row.alert is not None and row.alert.state != "fixed":
         return None
-    stored = known if row.alert is None else session.get_one(Alert, row.alert.pk)
+    stored = earlier if row.alert is None else session.get_one(Alert, row.alert.pk)
     if stored is None:
         return None
     if row.alert is None:  # closed earlier, or the change has grown; levels have moved on since
@@ -132,7 +132,7 @@ def _reopened(
 def _join(
     session: Session,
     gate: Gate,
-    known: _Stored,
+    stored: _Stored,
     fresh: Sequence[Judged],
     joined: Sequence[Judged],
     now: datetime,
@@ -154,9 +154,9 @@ def _join(
                 state = session.get_one(Incident, key).state
                 _event(session, key, state, ITSELF, f"{len(new)} more series: {at}", now)
         else:
-            key = _open(session, known.identity(new[0]), "confirmed" if confirmed else "new", now, at)
+            key = _open(session, stored.identity(new[0]), "confirmed" if confirmed else "new", now, at)
             opened.append(key)
-        session.add_all([_alert(known.identity(row), row, key, now) for row in new])
+        session.add_all([_alert(stored.identity(row), row, key, now) for row in new])
         session.flush()
         incident = session.get_one(Incident, key)
         if confirmed and incident.state == "new":
@@ -308,16 +308,16 @@ def _accepted(
 ) -> list[AlertRow]:
     """Store rows' levels as incidents in an accepted state, one for each cause, and return their alerts."""
     at = f"run {gate.run.id[:12]} at {gate.run.state}"
-    facts, known, keys = Causes(session, rows), _Stored(session, rows), set()
+    facts, stored, keys = Causes(session, rows), _Stored(session, rows), set()
     for changes in group(facts.changes()):
         members = [facts.rows[each.key] for each in changes]
-        stored = {alert.id for row in members if (alert := known.alert(row)) is not None}
-        stored |= {row.alert.pk for row in members if row.alert is not None}
-        of_cause = _apart(session, stored)
-        new = [row for row in members if row.alert is None and known.alert(row) is None]
+        alerts = {alert.id for row in members if (alert := stored.alert(row)) is not None}
+        alerts |= {row.alert.pk for row in members if row.alert is not None}
+        of_cause = _apart(session, alerts)
+        new = [row for row in members if row.alert is None and stored.alert(row) is None]
         if new and not of_cause:
-            of_cause = {_open(session, known.identity(new[0]), "new", now, at)}
-        session.add_all([_alert(known.identity(row), row, min(of_cause), now) for row in new])
+            of_cause = {_open(session, stored.identity(new[0]), "new", now, at)}
+        session.add_all([_alert(stored.identity(row), row, min(of_cause), now) for row in new])
         for key in of_cause:
             _move(session, key, state, who, why(members[0]), now)
         keys |= of_cause

@@ -73,7 +73,7 @@ class Machines:
     def ask_once(self, cases: dict[int, list[Case]]) -> None:
         """Ask for one A/B of each machine whose cells moved together: that of the calmest cell.
 
-        If it finds the code slower tonight, no cell is excused. A cell that moved farther than all tells nothing.
+        If it finds the code slower tonight, no cell is excused. A larger move than the machine's tells nothing.
         """
         together: dict[str, list[tuple[int, int]]] = defaultdict(list)
         slower_on = set()
@@ -113,7 +113,7 @@ class Machines:
         return same_way and abs(distance) <= self._excused(machine, one.followed.least)
 
     def _excused(self, machine: str | None, least: float) -> float:
-        """Return the largest distance that the move of all cells of a machine explains."""
+        """Return the largest distance explained by a machine's move."""
         return EXCUSES * abs(self._common.get(machine or "", 0.0)) + least
 
     def stepped_together(self, one: Tonight, start: int) -> bool:
