@@ -238,8 +238,7 @@ class _Confirming:
             if (error := self.failed.get(pair.ends)) is not None:
                 self._give_up(pair, cause.rows, error)
                 continue
-            for row, compared in cause.inherited(pair):
-                self._add(row, compared)
+            self._add(*cause.inherited(pair))
             (self.enough if cause.next() is None else self.left_out).extend(cause.rows)
         if self.repeat and (lone := cause.lone) is not None:
             self._tried(lone[0], partial(self._repeat, *lone))
@@ -270,13 +269,14 @@ class _Confirming:
         while (row := cause.next()) is not None and self.clock() < self.end:
             compared, kept = self._compared(bench, row, pair, cause.alone)
             # A failure of both sides is not stored: it shows nothing about a commit, and may be fixed here.
-            self._add(row, compared, kept)
+            self._add((row, compared), kept=kept)
             cause.answered(row, compared)
 
     def _repeat(self, pair: Pair, row: Judged) -> None:
         """Repeat a comparison: the newer answer counts. Raises WorktreeError, AbError."""
         if self.clock() < self.end:
-            self._add(row, *self._compared(self._bench(pair), row, pair, alone=False))
+            compared, kept = self._compared(self._bench(pair), row, pair, alone=False)
+            self._add((row, compared), kept=kept)
 
     def _bench(self, pair: Pair) -> Bench:
         """Return the bench of a pair: the open one if it fits. Raises WorktreeError, AbError."""
@@ -294,7 +294,7 @@ class _Confirming:
             return
         for row in rows:  # a commit is not available here
             at, details = datetime.now(UTC), pair.details(row)
-            self._add(row, Compared(pair.base, pair.head, FAILED, at, message=error.message, details=details))
+            self._add((row, Compared(pair.base, pair.head, FAILED, at, message=error.message, details=details)))
 
     def _compared(self, bench: Bench, row: Judged, pair: Pair, alone: bool) -> tuple[Compared, bool]:
         """Measure a suspect, again if in doubt; return the answer, and whether to store it."""
@@ -312,15 +312,12 @@ class _Confirming:
 
         An A/B of the others would find them equal, and hide that something else, such as a package, changed.
         """
-        unlike = []
+        same = {} if pair.toolchains is not None else same_files(self.store, self.measuring.repo, pair)
         for row in pair.rows:
-            why = None if pair.toolchains is not None else same_files(self.store, self.measuring.repo, row, pair)
-            if why is None:
-                unlike.append(row)
-            else:
-                self.say(f"no A/B of {pair.text} for {row.series}: {why}")
+            if row.series.pk in same:
+                self.say(f"no A/B of {pair.text} for {row.series}: {same[row.series.pk]}")
                 self.same_code.append(row)
-        return tuple(unlike)
+        return tuple(row for row in pair.rows if row.series.pk not in same)
 
     def _is_in_doubt(self, row: Judged, compared: Compared, alone: bool) -> bool:
         """Return whether to repeat a comparison: it did not decide, or no other suspect can repeat the difference.
@@ -335,21 +332,25 @@ class _Confirming:
         self.repeated.add(ends)
         return first
 
-    def _add(self, row: Judged, compared: Compared, kept: bool = True) -> None:
-        if kept:
+    def _add(self, *made: tuple[Judged, Compared], kept: bool = True) -> None:
+        """Report answers, and store them at once if `kept`."""
+        if made and kept:
             with self.store.write() as session:
-                comparisons.store(session, row.series.pk, compared)
-        self.done.append((row, compared))
-        self.report(row, compared)
+                for row, compared in made:
+                    comparisons.store(session, row.series.pk, compared)
+        self.done += made
+        for row, compared in made:
+            self.report(row, compared)
 
 
-def same_files(store: Store, repo: Path, row: Judged, pair: Pair) -> str | None:
-    """Return why a pair's commits cannot differ in a suspect's latency, or None if they can."""
+def same_files(store: Store, repo: Path, pair: Pair) -> dict[int, str]:
+    """Return the suspects, as keys of series, whose latency a pair's commits cannot change, each with the reason."""
+    series = [row.series.pk for row in pair.rows]
     if trees_are_equal(repo, pair.base, pair.head):
-        return "both commits have the same files"
+        return dict.fromkeys(series, "both commits have the same files")
     with store.read() as session:
-        hashes = [code_hashes(session, row.series.pk, commit) for commit in (pair.base, pair.head)]
-    return "its process ran the same files at both commits" if hashes[0] & hashes[1] else None
+        before, after = (code_hashes(session, series, commit) for commit in (pair.base, pair.head))
+    return {key: "its process ran the same files at both commits" for key in series if before[key] & after[key]}
 
 
 def _pythons(pair: Pair, interpreters: Interpreters, python: str, base_python: Path | None) -> tuple[str, str]:

@@ -102,7 +102,7 @@ class Cause:
     """Suspects with one likely cause. A few are measured, and those between two measured changes inherit the answer.
 
     The least likely suspect comes first, then those with the largest and the smallest change.
-    Without a difference, every suspect is measured; with one, at most `MOST_AB`.
+    Without a difference, every suspect is measured; with one, at most `MOST_AB` rows of the cause, or one more suspect.
 
     Args:
         pairs: The suspects, by pair of commits.
@@ -114,9 +114,10 @@ class Cause:
         self.rows: list[Judged] = []  # of the present pair, without an answer
         self.measured: list[tuple[Judged, Compared]] = []
         self.different: list[float] = []
-        ends = {pair.ends for pair in pairs}
-        for row in failing:
-            if (one := row.compared) is not None and _ends(one) in ends and not one.details.get("inherits"):
+        of_toolchains = any(pair.toolchains is not None for pair in pairs)
+        for row in failing:  # earlier nights' commits may differ from the suspects'
+            one = row.compared
+            if one is not None and bool(one.toolchains) == of_toolchains and not one.details.get("inherits"):
                 self.answered(row, one)
         self.begun = len(self.measured)
 
@@ -133,7 +134,8 @@ class Cause:
     def next(self) -> Judged | None:
         """Return the next suspect to measure, or None."""
         rest = [row for row in self.rows if not self._fits(row)]
-        if not rest or (self.different and len(self.measured) - self.begun >= MOST_AB):
+        most = max(1, MOST_AB - self.begun)
+        if not rest or (self.different and len(self.measured) - self.begun >= most):
             return None
         if not self.different:
             return rest[0]
@@ -160,19 +162,25 @@ class Cause:
             self.different.append(row.change)
 
     def _fits(self, row: Judged) -> bool:
-        return row.what in (None, "latency") and fits(row.change, self.different)
+        noise = 0.0 if row.effect.high is None or row.change is None else row.effect.high - row.change
+        return row.what in (None, "latency") and fits(row.change, self.different, noise)
 
     def inherited(self, pair: Pair) -> Iterator[tuple[Judged, Compared]]:
-        """Yield the suspects that fit, with the answer that they inherit."""
+        """Yield the suspects that fit, with the answer that they inherit: less what the A/B did not find of the change.
+
+        The history also shows what the machine or the toolchain contributed.
+        """
         different = [(row, one) for row, one in self.measured if one.verdict == DIFFERENT]
         for row in filter(self._fits, list(self.rows)):
             near, one = min(different, key=lambda each: abs((each[0].change or 0.0) - (row.change or 0.0)))
+            rest = math.log1p(near.change or 0.0) - (one.effect or 0.0)
             ends = (row.change, row.effect.low, row.effect.high)
-            effect, low, high = (None if end is None or end <= -1 else math.log1p(end) for end in ends)
-            before = row.effect.before_ms
+            effect, low, high = (None if end is None or end <= -1 else math.log1p(end) - rest for end in ends)
+            now = row.latency_now
+            before = None if now is None or effect is None else now * math.exp(-effect)
             yield row, replace(
                 one, base=pair.base, head=pair.head,
-                effect=effect, low=low, high=high, base_ms=before, head_ms=row.latency_now, pairs=None, seconds=0.0,
+                effect=effect, low=low, high=high, base_ms=before, head_ms=now, pairs=None, seconds=0.0,
                 message=f"not measured: fits the A/B of series {near.series.pk}", pk=None,
                 details={**pair.details(row), "inherits": near.series.pk},
             )  # fmt: skip

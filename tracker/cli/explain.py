@@ -68,11 +68,14 @@ def explain(
     Exit codes: 0 ok, 2 usage error, 3 A and B share no cell with known files, kernels or profiles.
     """
     from groupbench.tracker.compare.explanation import explain as explain_sides
-    from groupbench.tracker.compare.sides import find_side, find_sides, narrowed_side
+    from groupbench.tracker.compare.sides import find_side, find_sides, is_file, narrowed_side
     from groupbench.tracker.facts.kernel_files import KernelFolder
 
     if b is None and against is None:
         raise click.UsageError("give B, or a backend with --against")
+    for word in (a, b or a):
+        if is_file(word):
+            raise click.UsageError(f"{word} is a file, but kernels are read from the database: ingest it first")
     after = where if against is None else replace(where, backend=(against,))
     with reading(context.obj) as session:
         if b is None or against is not None:

@@ -70,7 +70,11 @@ def list_incidents(context: click.Context, everything: bool, each: bool, form: F
         for line in triage.screen(incidents, notes, most=None if everything else triage.MOST):
             click.echo(printable_lines(line))
     if form == "table" and not rows:
-        say("no incident" if everything else "no incident is open; --all lists closed incidents")
+        say(
+            "no incident"
+            if everything
+            else "no incident is open; `gate` lists undecided series, --all closed incidents"
+        )
 
 
 _ids = click.argument("ids", type=INCIDENT, nargs=-1, required=True, metavar="ID...")

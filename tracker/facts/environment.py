@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 
 import msgspec
 
@@ -129,6 +130,7 @@ def machine_differences(before: Environment, after: Environment) -> tuple[str, .
     return tuple(text for field, text in _differences(before, after).items() if not in_toolchain(field))
 
 
+@lru_cache(256)  # a night of 20,000 series after an upgrade has one pair of environments
 def _differences(before: Environment, after: Environment) -> dict[str, str]:
     """Return the differences by field."""
     old, new = declared(before), declared(after)

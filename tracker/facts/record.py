@@ -154,6 +154,9 @@ class Environment(_Struct, frozen=True):
     confinement: Text | None = None  # means that confine a backend's process: landlock VERSION, seccomp, ...
     settings: dict[Text, Text] = {}  # environment variables and flags that affect measurements; versions by PACKAGE
 
+    def __hash__(self) -> int:
+        return hash((self.gpu_uuid, self.driver, self.python, self.torch, self.triton))
+
 
 class Cell(_Struct, frozen=True):
     """The cell that was measured: the identity of a series without the hardware."""

@@ -27,6 +27,7 @@ from groupbench.tracker.query import filters
 from groupbench.tracker.query.resolve import Lookup, commit_hash
 from groupbench.tracker.query.rows import RunRow
 from groupbench.tracker.stats.walk import SURE
+from groupbench.tracker.store.chunks import chunks
 from groupbench.tracker.store.comparisons import DIFFERENT
 from groupbench.tracker.store.schema import Alert, Commit, Incident, IncidentEvent, Point, Run, Series
 from groupbench.tracker.tools import git
@@ -68,28 +69,52 @@ def update(
     at = f"run {gate.run.id[:12]} at {gate.run.state}"
     # A pin needs no alert: it fails the gate until it is met or removed.
     failing = [row for row in gate.rows if row.verdict.fails and row.what != PIN]
+    stored = _Stored(session, failing)
     reopened: set[int] = set()
     for row in failing:
-        if (key := _reopened(session, row, now, at, reopened)) is not None:
+        if (key := _reopened(session, row, stored.alert(row), now, at, reopened)) is not None:
             reopened.add(key)
-    stored = [
+    joined = [
         row for row in failing if row.alert is not None and row.alert.incident.state in (*FAILING, "acknowledged")
     ]
-    fresh = [row for row in failing if row.alert is None and _stored(session, row) is None]
-    opened = _join(session, gate, fresh, stored, now, at, owner)
+    fresh = [row for row in failing if row.alert is None and stored.alert(row) is None]
+    opened = _join(session, gate, stored, fresh, joined, now, at, owner)
     still_open = [alert for alert in gate.alerts if alert.state in OPEN]
     fixed, lapsed = _settle(session, gate, still_open, now, at)
     return Updated(tuple(sorted(opened)), tuple(sorted(reopened | lapsed)), tuple(sorted(fixed)))
 
 
-def _reopened(session: Session, row: Judged, now: datetime, at: str, reopened: Collection[int]) -> int | None:
+class _Stored:
+    """The identities of rows' changes, and their stored alerts."""
+
+    def __init__(self, session: Session, rows: Sequence[Judged]) -> None:
+        select_series = select(Series.id, Series.identity)
+        series = [select_series.where(Series.id.in_(page)) for page in chunks({row.series.pk for row in rows})]
+        self._series = {key: text for query in series for key, text in session.execute(query)}
+        pages = chunks({self.identity(row) for row in rows})
+        alerts = (one for page in pages for one in session.scalars(select(Alert).where(Alert.identity.in_(page))))
+        self._alerts = {one.identity: one for one in alerts}
+
+    def identity(self, row: Judged) -> str:
+        """Return the identity of a row's change: the series, the metric, and the runs at its ends."""
+        base, head = _ends(row)
+        return digest([self._series[row.series.pk], row.what, None if base is None else base.id, head.id])
+
+    def alert(self, row: Judged) -> Alert | None:
+        """Return the stored alert about a row's change."""
+        return self._alerts.get(self.identity(row))
+
+
+def _reopened(
+    session: Session, row: Judged, earlier: Alert | None, now: datetime, at: str, reopened: Collection[int]
+) -> int | None:
     """Return the incident's key that a row reopens: its member is back, or has grown since it was accepted.
 
     The other members that are back tonight stay in an incident that the first one has reopened.
     """
     if row.alert is not None and row.alert.state != "fixed":
         return None
-    stored = _stored(session, row) if row.alert is None else session.get_one(Alert, row.alert.pk)
+    stored = earlier if row.alert is None else session.get_one(Alert, row.alert.pk)
     if stored is None:
         return None
     if row.alert is None:  # closed earlier, or the change has grown; levels have moved on since
@@ -107,14 +132,15 @@ def _reopened(session: Session, row: Judged, now: datetime, at: str, reopened: C
 def _join(
     session: Session,
     gate: Gate,
+    stored: _Stored,
     fresh: Sequence[Judged],
-    stored: Sequence[Judged],
+    joined: Sequence[Judged],
     now: datetime,
     at: str,
     owner: OwnerOf,
 ) -> list[int]:
     """Store an alert for each fresh row, in an incident by cause, and return the new incidents' keys."""
-    facts = Causes(session, [*fresh, *stored])
+    facts = Causes(session, [*fresh, *joined])
     quiet = [row for row in gate.rows if not row.verdict.fails] if fresh else []
     opened = []
     for changes in group(facts.changes(), facts.unchanged(quiet)):
@@ -128,10 +154,9 @@ def _join(
                 state = session.get_one(Incident, key).state
                 _event(session, key, state, ITSELF, f"{len(new)} more series: {at}", now)
         else:
-            key = _open(session, new[0], "confirmed" if confirmed else "new", now, at)
+            key = _open(session, stored.identity(new[0]), "confirmed" if confirmed else "new", now, at)
             opened.append(key)
-        for row in new:
-            session.add(_alert(session, row, key, now))
+        session.add_all([_alert(stored.identity(row), row, key, now) for row in new])
         session.flush()
         incident = session.get_one(Incident, key)
         if confirmed and incident.state == "new":
@@ -197,10 +222,9 @@ def _is_back(alert: AlertRow, row: Judged, lapsed: Collection[int]) -> bool:
     return away <= min(slack, abs(alert.distance) / 2)
 
 
-def _open(session: Session, first: Judged, state: str, now: datetime, at: str, who: str = ITSELF) -> int:
-    """Store an incident without members. Returns its key."""
-    identity = digest(["incident", _identity(session, first), at])
-    incident = Incident(identity=identity, state=state, opened=now)
+def _open(session: Session, first: str, state: str, now: datetime, at: str, who: str = ITSELF) -> int:
+    """Store an incident without members, given the identity of the first one. Returns its key."""
+    incident = Incident(identity=digest(["incident", first, at]), state=state, opened=now)
     session.add(incident)
     session.flush()
     _event(session, incident.id, state, who, at, now)
@@ -210,17 +234,6 @@ def _open(session: Session, first: Judged, state: str, now: datetime, at: str, w
 def _ends(row: Judged) -> tuple[RunRow | None, RunRow]:
     assert row.point is not None
     return (row.span.base, row.span.head) if row.span else (None, row.point.run)
-
-
-def _identity(session: Session, row: Judged) -> str:
-    base, head = _ends(row)
-    series = session.scalar(select(Series.identity).where(Series.id == row.series.pk))
-    return digest([series, row.what, None if base is None else base.id, head.id])
-
-
-def _stored(session: Session, row: Judged) -> Alert | None:
-    """Return a row's stored alert."""
-    return session.scalar(select(Alert).where(Alert.identity == _identity(session, row)))
 
 
 def _size(row: Judged) -> dict[str, Any]:
@@ -237,12 +250,12 @@ def _size(row: Judged) -> dict[str, Any]:
     }
 
 
-def _alert(session: Session, row: Judged, incident: int, now: datetime) -> Alert:
+def _alert(identity: str, row: Judged, incident: int, now: datetime) -> Alert:
     """Return a new alert for a row."""
     assert row.what is not None
     base, head = _ends(row)
     return Alert(
-        identity=_identity(session, row),
+        identity=identity,
         series_id=row.series.pk,
         metric=row.what,
         cause=row.cause,
@@ -295,16 +308,16 @@ def _accepted(
 ) -> list[AlertRow]:
     """Store rows' levels as incidents in an accepted state, one for each cause, and return their alerts."""
     at = f"run {gate.run.id[:12]} at {gate.run.state}"
-    facts, keys = Causes(session, rows), set()
+    facts, stored, keys = Causes(session, rows), _Stored(session, rows), set()
     for changes in group(facts.changes()):
         members = [facts.rows[each.key] for each in changes]
-        stored = {alert.id for row in members if (alert := _stored(session, row)) is not None}
-        stored |= {row.alert.pk for row in members if row.alert is not None}
-        of_cause = _apart(session, stored)
-        new = [row for row in members if row.alert is None and _stored(session, row) is None]
+        alerts = {alert.id for row in members if (alert := stored.alert(row)) is not None}
+        alerts |= {row.alert.pk for row in members if row.alert is not None}
+        of_cause = _apart(session, alerts)
+        new = [row for row in members if row.alert is None and stored.alert(row) is None]
         if new and not of_cause:
-            of_cause = {_open(session, new[0], "new", now, at)}
-        session.add_all([_alert(session, row, min(of_cause), now) for row in new])
+            of_cause = {_open(session, stored.identity(new[0]), "new", now, at)}
+        session.add_all([_alert(stored.identity(row), row, min(of_cause), now) for row in new])
         for key in of_cause:
             _move(session, key, state, who, why(members[0]), now)
         keys |= of_cause

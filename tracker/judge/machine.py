@@ -73,14 +73,15 @@ class Machines:
     def ask_once(self, cases: dict[int, list[Case]]) -> None:
         """Ask for one A/B of each machine whose cells moved together: that of the calmest cell.
 
-        If it finds the code slower tonight, no cell is excused.
+        If it finds the code slower tonight, no cell is excused. A larger move than the machine's tells nothing.
         """
         together: dict[str, list[tuple[int, int]]] = defaultdict(list)
         slower_on = set()
         for point, of_point in cases.items():
             for at, case in enumerate(of_point):
                 machine = None if case.row.point is None else case.row.point.environment.machine
-                if case.evidence.ab == "worse" and case.evidence.since <= 1:
+                far = abs(case.evidence.distance) > self._excused(machine, case.evidence.counts)
+                if case.evidence.ab == "worse" and case.evidence.since <= 1 and not far:
                     slower_on.add(machine)
                 if case.evidence.excused == "together" and machine is not None:
                     together[machine].append((point, at))
@@ -107,8 +108,13 @@ class Machines:
 
     def explains(self, one: Tonight) -> bool:
         """Return whether tonight's distance is at most twice the move of all cells, as for a canary."""
-        common, distance = self._common.get(one.point.environment.machine, 0.0), one.walked.distance
-        return common * distance > 0 and abs(distance) <= EXCUSES * abs(common) + one.followed.least
+        machine, distance = one.point.environment.machine, one.walked.distance
+        same_way = self._common.get(machine, 0.0) * distance > 0
+        return same_way and abs(distance) <= self._excused(machine, one.followed.least)
+
+    def _excused(self, machine: str | None, least: float) -> float:
+        """Return the largest distance explained by a machine's move."""
+        return EXCUSES * abs(self._common.get(machine or "", 0.0)) + least
 
     def stepped_together(self, one: Tonight, start: int) -> bool:
         """Return whether at least half of the machine's cells have a step that begins with the same run."""

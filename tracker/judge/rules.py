@@ -162,7 +162,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "A/B same", lambda e: e.ab == "same", Verdict.OK, "an A/B of both commits found no difference",
-        note="A/B: no difference", loud=True,
+        cause="infrastructure", note="A/B: no difference", loud=True,
     ),
     Rule(
         "noisy", lambda e: e.noisy and e.nights == 0, Verdict.NOISY,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 
 from sqlalchemy import select
@@ -51,13 +52,17 @@ class LoadedLists:
         return difference_of(self.of(before), self.of(after))
 
 
-def code_hashes(session: Session, series: int, commit: str) -> set[str]:
-    """Return the code hashes of a series' results at a commit without uncommitted changes."""
+def code_hashes(session: Session, series: Iterable[int], commit: str) -> defaultdict[int, set[str]]:
+    """Return the code hashes of each series' results at a commit without uncommitted changes."""
     query = (
-        select(LoadedList.content)
+        select(Point.series_id, LoadedList.content)
         .join(Point, Point.code_id == LoadedList.id)
         .join(Run, Point.run_id == Run.id)
         .join(Commit, Run.commit_id == Commit.id)
-        .where(Point.series_id == series, Commit.hash == commit, Run.dirty.is_(False))
+        .where(Commit.hash == commit, Run.dirty.is_(False))
     )
-    return set(session.scalars(query))
+    hashes: defaultdict[int, set[str]] = defaultdict(set)
+    for chunk in chunks(series):
+        for key, content in session.execute(query.where(Point.series_id.in_(chunk))):
+            hashes[key].add(content)
+    return hashes

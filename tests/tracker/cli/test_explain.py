@@ -123,3 +123,12 @@ def test_one_backend_is_explained_by_another(cli: Cli, write: Callable[..., Path
 
 def test_b_or_a_backend_must_be_named(stored: None, cli: Cli) -> None:
     assert cli("explain", "latest").exit_code == 2
+
+
+def test_a_file_is_refused_since_its_points_are_not_those_of_the_database(
+    stored: None, cli: Cli, write: Callable[..., Path], make: Callable[..., Record]
+) -> None:
+    file = write([make(0, kernels=[msgspec.to_builtins(OLD)])], "a.jsonl")
+    done = cli("explain", file, "latest")
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert "is a file, but kernels are read from the database: ingest it first" in done.stderr

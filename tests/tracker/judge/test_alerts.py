@@ -45,7 +45,10 @@ def test_the_gate_alone_writes_nothing(cli: Cli, stored: Stored, make: Any) -> N
     stored([*quiet(make, 6), make(6, ms=1.05), *twice(make, 7, 1.05)])
     assert cli("gate").exit_code == 1
     result = cli("incidents")
-    assert (result.stdout, result.stderr) == ("", "no incident is open; --all lists closed incidents\n")
+    assert (result.stdout, result.stderr) == (
+        "",
+        "no incident is open; `gate` lists undecided series, --all closed incidents\n",
+    )
 
 
 def test_an_alert_names_the_change(slower: Cli, db: Any) -> None:
