@@ -101,10 +101,8 @@ def test_help_lists_each_command_once_under_its_task() -> None:
 def test_a_group_runs_its_default_command(cli: Cli, stored: Any, make: Any) -> None:
     stored([make()])
     for command in (["pins"], ["pins", "list"]):
-        assert cli(*command, "--all", "--format", "json").stdout == "[]
-"
-    assert cli("incidents").stderr == "no incident is open; `gate` lists undecided series, --all closed incidents
-"
+        assert cli(*command, "--all", "--format", "json").stdout == "[]\n"
+    assert cli("incidents").stderr == "no incident is open; `gate` lists undecided series, --all closed incidents\n"
     assert cli("db", "verfy").stderr == "groupbench: no command 'verfy'; did you mean 'verify'?\n"
     assert "incidents [OPTIONS] COMMAND [ARGS]..." in cli("incidents", "--help").stdout
 
