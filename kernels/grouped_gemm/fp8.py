@@ -106,7 +106,8 @@ def candidates(mode: str, mean_rows: float) -> list[Fp8Config]:
         tiles = [(rows, 128, 128, 4, 6), (rows, 64, 128, 4, 8)]
         if mode == ROWWISE_FAST:
             tiles.append((rows, 128, 256, 4, 4))
-        return [*[Fp8Config(*tile, group_m=1, swap=True) for tile in tiles], small[1], SPECIALIZED]
+        specialized = [SPECIALIZED] if mean_rows >= 8 else []
+        return [*[Fp8Config(*tile, group_m=1, swap=True) for tile in tiles], small[1], *specialized]
     if mean_rows <= 96:
         return [*small, Fp8Config(32, 128, 128, 4, 6, group_m=1, swap=True), SPECIALIZED]
     if mode == ROWWISE_FAST:

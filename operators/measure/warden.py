@@ -270,14 +270,14 @@ def thread_s(process: int) -> tuple[float, float]:
 
 def last_processor(process: int) -> int | None:
     """Return the number of the processor on which the first thread of a process ran last; None if it has ended."""
-    with contextlib.suppress(OSError, IndexError, ValueError):
+    with contextlib.suppress(OSError):
         return int(_stat(process)[36])
     return None
 
 
 def _processor_s(process: int) -> float:
     """Return the processor time in s of a process and of its children that have ended; 0 if it has ended."""
-    with contextlib.suppress(OSError, ValueError, IndexError):
+    with contextlib.suppress(OSError):
         ended = _stat(process)[13:15]
         # The clock of all threads of another process, as clock_getcpuclockid returns it: `stat` has ticks of 10 ms.
         return time.clock_gettime((~process << 3) | CPUCLOCK_SCHED) + sum(map(int, ended)) / os.sysconf("SC_CLK_TCK")
@@ -288,15 +288,20 @@ def _children() -> dict[int, list[int]]:
     """Return the processes of this machine by their parent."""
     by_parent: dict[int, list[int]] = {}
     for folder in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError, ValueError, IndexError):
+        with contextlib.suppress(OSError):
             process = int(folder.name)
             by_parent.setdefault(int(_stat(process)[1]), []).append(process)
     return by_parent
 
 
 def _stat(process: int) -> list[str]:
-    """Return the fields of `stat` (proc(5)) after the name of a process, which may contain spaces and brackets."""
-    return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    """Return the fields of `stat` (proc(5)) after the name of a process, which may contain spaces and brackets.
+
+    Raises OSError if the process has ended.
+    """
+    if not (fields := Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()):
+        raise ProcessLookupError(process)  # it ended while it was read
+    return fields
 
 
 def wait_for_group(leader: int, timeout_s: float) -> bool:

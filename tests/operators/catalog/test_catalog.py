@@ -139,7 +139,7 @@ CELLS = [
     for dtype in operator.dtypes
     if dtype != "bf16" or name in ("quantize_fp8", "quantize_w4", BIAS_ADD)  # a few small numbers round worse in bf16
     if backend.unavailable(Target(DEVICE, dtype, DEVICE == "cpu", CAPABILITY)) is None
-    if (name, mode, backend.name) != ("moe_layer", "fwd", "triton_recompute")  # it has the gradients alone
+    if backend.name != "triton_recompute" or (mode != "fwd" and dtype != "fp8")  # it has no forward pass, and no fp8
     for rare in [
         backend.kind == "helion"
         and (dtype != "fp16" or name == "grouped_gemm_dgrad" or (name, mode) == ("grouped_gemm_mnk", "bwd"))

@@ -182,17 +182,17 @@ def test_backends_keep_their_processes_from_batch_to_batch_of_a_run(monkeypatch:
     assert [(r.status, r.message) for r in batches.measure(second)] == [("ok", None)] * 2
     assert len(begun) == 2
     deadline = time.monotonic() + 60
-    while any(worker._process.is_alive() for worker in begun) and time.monotonic() < deadline:
+    while any(worker._process.lives() for worker in begun) and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert not any(worker._process.is_alive() for worker in begun)  # no batch came within WAITING_S
+    assert not any(worker._process.lives() for worker in begun)  # no batch came within WAITING_S
     monkeypatch.setattr(batches, "WAITING_S", 60.0)
     batches.measure(first)
     other = msgspec.structs.replace(cells.RUN, id="another")
     batches.measure(replace(second, run=other))
     assert len(begun) == 6
-    assert not any(worker._process.is_alive() for worker in begun[:4])
+    assert not any(worker._process.lives() for worker in begun[:4])
     batches._KEPT.end()
-    assert not any(worker._process.is_alive() for worker in begun)
+    assert not any(worker._process.lives() for worker in begun)
 
 
 def test_a_judge_that_was_started_before_the_run_examines_the_machine_and_judges_it() -> None:
@@ -203,7 +203,7 @@ def test_a_judge_that_was_started_before_the_run_examines_the_machine_and_judges
         assert workers.judge("cpu") is started
         assert started.timeout_s == batch.timeout_s
     kept.end()
-    assert not started._process.is_alive()
+    assert not started._process.lives()
     with kept.of(batch) as workers:
         assert workers.judge("cpu") is not started
     kept.end()
@@ -227,9 +227,9 @@ def test_processes_that_were_started_early_measure_the_first_cells(monkeypatch: 
             executor.execute(list(batch.jobs), executor.probe("cpu"), cells.RUN, 60.0, Progress(), workers=workers)
         )
     assert [record.status for record in records] == ["ok"] * len(batch.jobs)
-    assert [spare._process.is_alive() for spare in spares] == [True] * len(batch.jobs) + [False]
+    assert [spare._process.lives() for spare in spares] == [True] * len(batch.jobs) + [False]
     kept.end()
-    assert not any(spare._process.is_alive() for spare in spares)
+    assert not any(spare._process.lives() for spare in spares)
 
 
 def test_a_plugin_gets_a_process_of_its_own() -> None:
@@ -260,4 +260,4 @@ def test_a_judge_that_cannot_examine_the_machine_reports_why_and_ends(monkeypatc
     with pytest.raises(GroupbenchError, match="no device"):
         kept.start("cpu", cells.work(1)[0].jobs)
     assert (kept._judge, kept._spares) == (None, [])
-    assert not started[0]._process.is_alive()
+    assert not started[0]._process.lives()
