@@ -362,6 +362,7 @@ def cli(db: Database, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
     for name in ("GROUPBENCH_DB", "FORCE_COLOR"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("GIT_AUTHOR_NAME", "Ada")
+    monkeypatch.setattr("groupbench.tracker.tools.progress.INTERVAL_S", 600.0)  # no lines on a slow machine
 
     def run(*args: str | os.PathLike[str], stdin: bytes | None = None, db: Database = db) -> Result:
         result = CliRunner().invoke(main, ["--db", str(db), *map(str, args)], input=stdin)

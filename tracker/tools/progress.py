@@ -14,8 +14,9 @@ INTERVAL_S = 1.5
 class Progress:
     """Counts steps and their results, and writes a line every INTERVAL_S seconds. A context manager, which ends it."""
 
-    def __init__(self, total: int, noun: str, interval: float = INTERVAL_S) -> None:
-        self.total, self.noun, self.interval = total, noun, interval
+    def __init__(self, total: int, noun: str, interval: float | None = None) -> None:
+        self.total, self.noun = total, noun
+        self.interval = INTERVAL_S if interval is None else interval
         self.done = self.results = 0
         self.began = time.monotonic()
         self._ended = threading.Event()
