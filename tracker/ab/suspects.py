@@ -162,8 +162,7 @@ class Cause:
             self.different.append(row.change)
 
     def _fits(self, row: Judged) -> bool:
-        noise = 0.0 if row.effect.high is None or row.change is None else row.effect.high - row.change
-        return row.what in (None, "latency") and fits(row.change, self.different, noise)
+        return row.what in (None, "latency") and fits(row.change, self.different)
 
     def inherited(self, pair: Pair) -> Iterator[tuple[Judged, Compared]]:
         """Yield the suspects that fit, with the answer that they inherit: less what the A/B did not find of the change.

@@ -92,12 +92,9 @@ def group(changes: Iterable[Change], quiet: Sequence[frozenset[str]] = ()) -> li
     return sorted(groups, key=len, reverse=True)
 
 
-def fits(effect: float | None, measured: Sequence[float], noise: float = 0.0) -> bool:
-    """Return whether a change inherits an answer: it is between two measured ones with the same cause.
-
-    A larger one fits too if its noise explains the excess. A smaller one does not: noise alone may explain all of it.
-    """
-    return effect is not None and len(measured) > 1 and min(measured) <= effect <= max(measured) + noise
+def fits(effect: float | None, measured: Sequence[float]) -> bool:
+    """Return whether a change inherits an answer: it is between two measured ones with the same cause."""
+    return effect is not None and len(measured) > 1 and min(measured) <= effect <= max(measured)
 
 
 def _by(items: Iterable[T], key: Callable[[T], K]) -> list[list[T]]:
