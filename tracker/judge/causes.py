@@ -94,7 +94,7 @@ def _besides_code(before: Facts, after: Facts) -> Cause | None:
         cause = _surroundings(before, before.environment, after, after.environment)
         if cause is not None:
             return cause
-    if not _same_code(before, after):
+    if not same_code(before, after):
         return None
     same_commit = after.state is not None and after.state.same_code(before.state)
     return Cause("infrastructure", "same commit before and after" if same_commit else SAME_FILES)
@@ -129,7 +129,7 @@ def _surroundings(before: Facts, old: Environment, after: Facts, new: Environmen
         return None
     kernels = SAME_KERNELS if _same_kernels(before, after) else None
     note = "; ".join(text for text in (some(toolchain), kernels) if text)
-    return Cause("toolchain" if _same_code(before, after) else "code and toolchain", note)
+    return Cause("toolchain" if same_code(before, after) else "code and toolchain", note)
 
 
 def _packages(before: Facts | None, after: Facts) -> tuple[str, ...]:
@@ -143,7 +143,7 @@ def _same_kernels(before: Facts | None, after: Facts) -> bool | None:
     return before.kernel_hash == after.kernel_hash
 
 
-def _same_code(before: Facts, after: Facts) -> bool:
+def same_code(before: Facts, after: Facts) -> bool:
     """Return whether both ran the same files, or are of one known commit without uncommitted changes."""
     if before.code_hash is not None and before.code_hash == after.code_hash:
         return True

@@ -9,12 +9,13 @@ from typing import Any
 
 from groupbench.tracker.facts.metrics import LATENCY
 from groupbench.tracker.judge import transitions
-from groupbench.tracker.judge.causes import find_cause, some
+from groupbench.tracker.judge.causes import find_cause, same_code, some
 from groupbench.tracker.judge.evidence import Evidence
 from groupbench.tracker.judge.gate_data import GateData
 from groupbench.tracker.judge.machine import Machines
 from groupbench.tracker.judge.parts import Case, ab_text, found_by, joined, percent, why_undecided
 from groupbench.tracker.judge.rules import AT_ONCE
+from groupbench.tracker.judge.spans import Span
 from groupbench.tracker.judge.tonight import Tonight
 from groupbench.tracker.judge.toolchain_lines import software_changes
 from groupbench.tracker.judge.verdicts import CANARY, Effect, Judged
@@ -51,6 +52,13 @@ def worth(walked: Walked, ask: float, least: float) -> float | None:
     return min((max(walked.ps[:k]) ** k for k in runs if max(walked.ps[:k]) <= ask ** (1 / k)), default=None)
 
 
+def measured_span(one: Tonight, span: Span, compared: Compared, before: Sequence[int], since: Sequence[int]) -> Span:
+    """Return the runs of an A/B's commits, which contain the change: noise has moved the step to equal files."""
+    bases = [run for run in map(one.run_at, before) if run.commit == compared.base]
+    heads = [run for run in map(one.run_at, since) if run.commit == compared.head]
+    return Span(bases[-1], heads[0]) if bases and heads else span
+
+
 class LatencyFacts:
     """The facts about a change of a latency besides its values: A/Bs, transitions, and the machine."""
 
@@ -81,6 +89,10 @@ class LatencyFacts:
         facts = self.data.facts_of(one.point, span)
         if ab in ("worse", "better") and compared is not None and (ab == "worse") == slower:
             changes = software_changes(compared)
+            if facts[0] is not None and not changes and same_code(*facts):
+                span = measured_span(one, span, compared, before, since)
+                self.data.load_facts([(one.point.series.pk, end.pk) for end in span.ends])
+                row, facts = replace(row, span=span), self.data.facts_of(one.point, span)
             cause = find_cause(*facts, confirmed=True)
             word, text = (
                 ("code and toolchain", f"the A/B measured base with another toolchain: {some(changes)}")

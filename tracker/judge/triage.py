@@ -148,6 +148,8 @@ class IncidentView:
             return f"{accept} if {span.label} was meant to move the time"
         if all(each.cause == "undone" for each in self.members):
             return f"{accept} if {span.label} was meant to undo an improvement; fix it otherwise"
+        if all(each.cause in ("infrastructure", "machine", "environment") for each in self.members):
+            return f"find what changed besides the code, or {accept}"
         return f"fix or revert {span.label}, or {accept}"
 
     @property

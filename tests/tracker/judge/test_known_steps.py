@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 import pytest
 from cases import rarely
-from nights import measured
+from nights import Stored, measured
 
 from groupbench.tracker.facts.loaded import loaded_of
 from groupbench.tracker.judge import alerts, incident_moves
@@ -205,3 +205,21 @@ def test_an_ab_decides_about_a_step_that_history_alone_found(
     rules = [row.rule for row in gate.rows if row.span and row.span.head.commit == hashes[6]]
     assert rules == (["A/B worse"] if verdict == "different" else [])
     assert not any(row.ab_base and row.ab_base.commit == hashes[5] for row in gate.suspects)
+
+
+def test_an_ab_across_other_commits_does_not_blame_one_that_changed_no_file(make: Any, stored: Stored) -> None:
+    """Noise hid the slow commit for two nights; the A/B began before it, and the files are the same since."""
+    old, new = (loaded_of({"kern.py": name}, {}) for name in ("one", "two"))
+    levels = [1.0, 1.01, 0.99, 1.0, 1.01, 1.0, 1.02, 1.9]
+    records = [make(at, level, loaded=old if at < 6 else new) for at, level in enumerate(levels, 1)]
+    hashes = [record.run.commit.hash for record in records]
+    with open_store(stored(records), create=False) as store, store.write() as session:
+        run = find_run(session, None)
+        (row,) = judge_run(session, run).suspects
+        compared = measured(
+            hashes[4], hashes[7], "different", math.log(1.9), 0.01, at=datetime(2026, 1, 20, tzinfo=UTC)
+        )
+        comparisons.store(session, row.series.pk, compared)
+        (row,) = [row for row in judge_run(session, run).rows if row.compared is not None]
+    assert row.cause == "code" and row.span is not None and row.span.base is not None
+    assert (row.span.base.commit, row.span.head.commit) == (hashes[4], hashes[7])
