@@ -88,8 +88,8 @@ class LatencyFacts:
         ab = found_by(compared, evidence.counts)
         facts = self.data.facts_of(one.point, span)
         if ab in ("worse", "better") and compared is not None and (ab == "worse") == slower:
-            changes = software_changes(compared)
-            if facts[0] is not None and not changes and same_code(*facts):
+            changes, (earlier, later) = software_changes(compared), facts
+            if earlier is not None and not changes and same_code(earlier, later):
                 span = measured_span(one, span, compared, before, since)
                 self.data.load_facts([(one.point.series.pk, end.pk) for end in span.ends])
                 row, facts = replace(row, span=span), self.data.facts_of(one.point, span)
