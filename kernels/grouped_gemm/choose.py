@@ -252,10 +252,10 @@ def choose(M: int, G: int, N: int, K: int, dtype: torch.dtype, nk: bool, device:
         from groupbench.kernels.grouped_gemm.wgrad import SPARSE_ROWS
 
         return FLAT if M <= SPARSE_ROWS * G else CLUSTER
-    from groupbench.kernels.grouped_gemm.cluster_tiles import IN_TURNS, cluster_tiles_of
+    from groupbench.kernels.grouped_gemm.cluster_tiles import cluster_tiles_of, in_turns
 
     # The cluster kernel's tiles are large: a second wave that is nearly empty takes as long as a full one.
-    waves = min(cluster_tiles_of(config, M, G, N) for config in IN_TURNS) / (device.sms // 2)
+    waves = cluster_tiles_of(in_turns(M, G, N), M, G, N) / (device.sms // 2)
     return FLAT if fits(M / G, 64) or 1 < waves <= 1.5 else CLUSTER
 
 

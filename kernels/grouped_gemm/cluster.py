@@ -34,13 +34,12 @@ from groupbench.kernels.grouped_gemm.cluster_tiles import (
     BOX,
     BUFFER_COLUMNS,
     BUFFER_ROWS,
-    IN_TURNS,
     LONGEST,
     THREADS,
     ClusterConfig,
     block_k,
-    cluster_tiles_of,
     constants,
+    in_turns,
     kernel,
     launch_counters,
     ragged_map,
@@ -60,14 +59,10 @@ def illegal(config: ClusterConfig, dtype: torch.dtype, device: Device) -> str | 
 def default_config(M: int, G: int, N: int, row_bytes: int) -> ClusterConfig:
     """Return an untuned problem's config: tiles in turns hide the stores unless K is long.
 
-    Both tiles in turns have as many elements, and fewer of one kind waste fewer rows and columns at the groups' ends.
-
     Args:
         row_bytes: Of K in a row.
     """
-    if M > 1024 * G and row_bytes > 12288:
-        return LONGEST
-    return min(IN_TURNS, key=lambda config: cluster_tiles_of(config, M, G, N))
+    return LONGEST if M > 1024 * G and row_bytes > 12288 else in_turns(M, G, N)
 
 
 def choose_config(M: int, G: int, N: int, K: int, dtype: torch.dtype, device: Device, nk: bool) -> ClusterConfig:

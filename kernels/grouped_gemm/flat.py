@@ -50,6 +50,7 @@ from groupbench.kernels.grouped_gemm.support import (
     no_tma,
     padded,
     require_operands,
+    size_class,
     stored_weights,
     worker_count,
 )
@@ -147,8 +148,7 @@ def default_config(M: int, G: int, dtype: torch.dtype, device: Device) -> FlatCo
         name = "fp32"
     else:
         classes = ((16, "decode"), (32, "decode_32"), (64, "small"), (128, "pair"))
-        large = "large" if G <= 64 else "many"
-        name = next((name for rows, name in classes if fits(M / G, rows)), large)
+        name = size_class(M / G, classes, "large" if G <= 64 else "many")
     return fitted(CONFIGS[name], lambda config: illegal(config, dtype, device))
 
 

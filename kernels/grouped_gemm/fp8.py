@@ -56,6 +56,7 @@ from groupbench.kernels.grouped_gemm.support import (
     require_dense,
     require_device,
     require_tensors,
+    size_class,
     worker_count,
 )
 from groupbench.kernels.grouped_gemm.tile_order import super_grouped
@@ -66,6 +67,10 @@ from groupbench.kernels.variants import Gluon, first_that_runs, specialized_or_n
 OUT_DTYPES = (torch.bfloat16, torch.float16)
 ROWWISE, ROWWISE_FAST, BLOCKWISE = MODES = ("rowwise", "rowwise_fast", "blockwise")
 
+
+SPECIALIZED_ROWS = 8
+"""Mean rows from which the specialised kernel is the fastest with block-wise scales (H200, 2026-11-30): applying them
+takes longer than reading the operands."""
 
 # By mode and size class; tuned configs are in configs/fp8_<gpu>.json. Registers and shared memory were checked for all
 # configs of this file (Triton 3.7.1, sm_90): only the specialised kernel spills (docs/explanation/kernels). "plain" is
@@ -106,7 +111,7 @@ def candidates(mode: str, mean_rows: float) -> list[Fp8Config]:
         tiles = [(rows, 128, 128, 4, 6), (rows, 64, 128, 4, 8)]
         if mode == ROWWISE_FAST:
             tiles.append((rows, 128, 256, 4, 4))
-        specialized = [SPECIALIZED] if mean_rows >= 8 else []
+        specialized = [SPECIALIZED] if mean_rows >= SPECIALIZED_ROWS else []
         return [*[Fp8Config(*tile, group_m=1, swap=True) for tile in tiles], small[1], *specialized]
     if mean_rows <= 96:
         return [*small, Fp8Config(32, 128, 128, 4, 6, group_m=1, swap=True), SPECIALIZED]
@@ -162,13 +167,10 @@ def configs_for(mode: str, M: int, G: int, N: int, K: int, device: Device) -> li
 
 
 def _size_class(mode: str, mean_rows: float) -> str:
-    """Return the name of an untuned problem's config; measured on an H200, 2026-11-30."""
-    if (
-        mode == BLOCKWISE
-    ):  # scaling takes longer than reading: the specialised kernel's groups of warps take turns at it
-        return "decode" if mean_rows < 8 else "large"
-    classes = ((16, "decode"), (32, "decode_32"), (64, "small"))
-    return next((name for rows, name in classes if fits(mean_rows, rows)), "large")
+    """Return the name of an untuned problem's config."""
+    if mode == BLOCKWISE:
+        return "decode" if mean_rows < SPECIALIZED_ROWS else "large"
+    return size_class(mean_rows, ((16, "decode"), (32, "decode_32"), (64, "small")), "large")
 
 
 def choose_config(mode: str, M: int, G: int, N: int, K: int, device: Device) -> Fp8Config:

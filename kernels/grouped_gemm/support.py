@@ -12,7 +12,7 @@ Rows past offs[-1] belong to no group; every backend writes zeros there, like th
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 import triton
@@ -77,6 +77,11 @@ def fits(mean_rows: float, rows: int) -> bool:
     above the mean were within 3 % of the fastest.
     """
     return mean_rows + 1.5 * math.sqrt(mean_rows) <= rows
+
+
+def size_class(mean_rows: float, classes: Sequence[tuple[int, str]], larger: str) -> str:
+    """Return the name of the first (rows, name) whose tile `fits` experts with these rows on average, or `larger`."""
+    return next((name for rows, name in classes if fits(mean_rows, rows)), larger)
 
 
 def illegal_roles(lockstep: int, dtype: torch.dtype, device: Device) -> str | None:
