@@ -247,7 +247,9 @@ def _has(place: Path) -> bool:
 
 
 def _packages_below(root: Path, inner: Sequence[str]) -> list[Path]:
-    """Return a package's places within the next levels below a folder."""
+    """Return a package's places within the next levels below a folder, not those behind links."""
+    root = Path(os.path.realpath(root))
     levels = ("/".join(["[!.]*"] * level) for level in range(1, MOST_LEVELS + 1))
     folders = (folder for level in levels for folder in root.glob(level))
-    return [place for folder in folders if _has(place := folder.joinpath(*inner))]
+    places = [place for folder in folders if _has(place := folder.joinpath(*inner))]
+    return [place for place in places if os.path.realpath(place.parent) == str(place.parent)]

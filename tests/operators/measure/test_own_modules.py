@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from groupbench.operators.measure import own_modules
 from groupbench.tracker.facts.measured_tree import MeasuredTree
 
 CODE = "where = {where!r}\n"
@@ -215,3 +216,11 @@ def test_another_distribution_is_left_alone(layout: Layout) -> None:
     layout.package("python/kern")
     done = layout.run("import other; print(other.where)", projects=(("kern", "."),))
     assert done.stdout == "library\n", done.stderr
+
+
+def test_a_package_behind_a_link_is_not_a_second_one(tmp_path: Path) -> None:
+    package = tmp_path / "python/kern"
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    (tmp_path / "linked").symlink_to("python")
+    assert own_modules._packages_below(tmp_path, ["kern"]) == [package]
