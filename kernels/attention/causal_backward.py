@@ -45,7 +45,7 @@ CONFIGS = {
     ("keys", 64): BackwardConfig(64, 128, num_warps=4, num_stages=2),
     ("rows", 64): BackwardConfig(64, 32, num_warps=4, num_stages=3),
     ("keys", 128): BackwardConfig(64, 64, num_warps=4, num_stages=2),
-    ("rows", 128): BackwardConfig(128, 64, num_warps=8, num_stages=3),
+    ("rows", 128): BackwardConfig(128, 64, num_warps=8, num_stages=4),
     ("keys", 256): BackwardConfig(64, 32, num_warps=8, num_stages=1),
     ("rows", 256): BackwardConfig(64, 32, num_warps=8, num_stages=1),
     "fp32": BackwardConfig(32, 32, num_warps=4, num_stages=1),

@@ -10,9 +10,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from groupbench.operators.catalog.backends import drawing, lazy
+from groupbench.operators.catalog.backends import drawing, lazy, not_hopper
 from groupbench.operators.catalog.inductor import compiled, no_gpu_to_compile_for
 from groupbench.operators.dtypes import BYTES
+from groupbench.operators.errors import Unavailable
 from groupbench.operators.operator import Backend, Backward, Operator, Run
 from groupbench.operators.sizes import fields_of, shape_parser, size
 from groupbench.operators.tolerances import TOLERANCES, Tolerance
@@ -138,6 +139,26 @@ def _backward_by(kernel: str) -> Callable[[RowStep], Run]:
     return prepare
 
 
+def prepare_cuda_cluster(x: RowInputs) -> Run:
+    from groupbench.kernels.attention.softmax_cluster import prepare_softmax_cluster, unsuitable
+
+    if reason := unsuitable(x.x):
+        raise Unavailable(reason)
+    return prepare_softmax_cluster(x.x)
+
+
+def prepare_cuda_cluster_bwd(step: RowStep) -> Run:
+    import torch
+
+    from groupbench.kernels.attention.softmax_cluster import prepare_softmax_backward_cluster, unsuitable
+
+    y = torch.softmax(step.x, 1)
+    if reason := unsuitable(y, step.dy):
+        raise Unavailable(reason)
+    gradient = prepare_softmax_backward_cluster(y, step.dy)
+    return lambda: (gradient(),)
+
+
 def _shapes(*sizes: tuple[int, int]) -> tuple[RowShape, ...]:
     return tuple(RowShape(M, N) for M, N in sizes)
 
@@ -172,6 +193,14 @@ ROW_SOFTMAX = Operator(
             "rows in registers, longer ones in two passes of an online softmax; after gpu-mode's tutorials",
             kind="triton",
             prepare_bwd=_backward_by("attention.softmax:prepare_softmax_backward"),
+        ),
+        Backend(
+            "cuda_cluster",
+            prepare_cuda_cluster,
+            "CUDA C++ for Hopper: a cluster of SMs keeps a row in registers; after QuACK's softmax",
+            kind="cuda",
+            unavailable=not_hopper,
+            prepare_bwd=prepare_cuda_cluster_bwd,
         ),
         Backend(
             "helion",

@@ -92,7 +92,7 @@ def measured(names: Sequence[str], folder: Path, *options: str, host: str = "bui
     """Measure backends, and check that no process and no file is left two seconds later."""
     temporary = Path(tempfile.mkdtemp(dir="/tmp"))  # short enough for the path of a socket
     command = [sys.executable, "-m", "groupbench.operators", "--plugin", str(PLUGIN), "--op", "hostile"]
-    limits = ["--host", host, "--timeout", f"{TIMEOUT_S}s", "--records", str(folder / "r.jsonl")]
+    limits = ["--device", "cpu", "--host", host, "--timeout", f"{TIMEOUT_S}s", "--records", str(folder / "r.jsonl")]
     environment = os.environ | {
         "TMPDIR": str(temporary), "GROUPBENCH_MEMORY_GIB": "3", "GROUPBENCH_LOCKS": str(folder), "HOSTILE": str(folder),
         "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),  # TritonBench makes it

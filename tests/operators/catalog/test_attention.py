@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from grouped import NO_HOPPER
 from hypothesis import given
 from hypothesis import strategies as st
 
-from groupbench.kernels.attention import causal, causal_backward, softmax
+from groupbench.kernels.attention import causal, causal_backward, softmax, softmax_cluster
 from groupbench.operators.catalog.causal_attention import CAUSAL_ATTENTION, AttentionShape
 from groupbench.operators.catalog.row_softmax import ROW_SOFTMAX, RowShape
 from groupbench.operators.measure.accuracy import check_backend
@@ -78,6 +79,22 @@ def test_rows_of_every_length(N: int, dtype: torch.dtype, monkeypatch: pytest.Mo
     torch.testing.assert_close(dx.double(), softmax.softmax_backward_reference(y, dy), **exact)
 
 
+@NO_HOPPER
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("row_bytes", [16, 4096 + 16, 131072, 131072 + 16, 303872, 524288])
+def test_rows_that_a_cluster_shares(row_bytes: int, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    x, dy = (torch.randn(67, row_bytes // dtype.itemsize, device=HERE).to(dtype) for _ in range(2))
+    x[0, ::2], x[1, -1], x[2, : x.size(1) // 2], x[3] = -float("inf"), 1e4, -float("inf"), -6e4
+    y = softmax_cluster.prepare_softmax_cluster(x)()
+    exact = {"rtol": 1e-5, "atol": 1e-8} if dtype == torch.float32 else {"rtol": 1e-2, "atol": 1e-6}
+    torch.testing.assert_close(y.double(), softmax.softmax_reference(x), **exact)
+    dx = softmax_cluster.prepare_softmax_backward_cluster(y, dy)()
+    torch.testing.assert_close(dx.double(), softmax.softmax_backward_reference(y, dy), **exact)
+    x[5, -1] = float("nan")
+    assert softmax_cluster.prepare_softmax_cluster(x)().isnan().any(1).nonzero().flatten().tolist() == [5]
+
+
 @pytest.mark.parametrize("shape", [(0, 5), (5, 0)])
 def test_softmax_of_nothing(shape: tuple[int, int]) -> None:
     assert softmax.prepare_softmax(torch.ones(shape, device=HERE))().shape == shape
@@ -93,3 +110,4 @@ def test_operands_that_do_not_fit() -> None:
         causal.prepare_causal(q[..., :5].contiguous(), q[..., :5].contiguous(), q[..., :5].contiguous(), (8,))
     with pytest.raises(ValueError, match="contiguous"):
         softmax.prepare_softmax(q[0].t())
+    assert "clusters of SMs" in str(softmax_cluster.unsuitable(q[0]))
