@@ -142,6 +142,8 @@ def prepare_mnk_cluster(
 ) -> Callable[[], tuple[Tensor, ...]]:  # G of [M_g, N_g], views of one buffer
     """Compile the kernel and write the tables; the returned callable allocates the outputs and launches once.
 
+    It owns the tables: keep it as long as a CUDA graph that captured a call.
+
     Raises ValueError if groups do not fit together, and for
     operands or a config the kernel cannot take, OSError without NVRTC.
     """
