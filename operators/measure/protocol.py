@@ -13,6 +13,7 @@ higher. Every record names the protocol.
 from __future__ import annotations
 
 import ctypes
+import gc
 import random
 import time
 from collections.abc import Callable
@@ -121,7 +122,8 @@ class GpuTimer:
 
         `watch` is called around each run, in the same queue. It moves the inputs on the GPU right before the run, and
         keeps the output right after it. Work on a stream without a dependency on the move reads stale inputs, and work
-        the copy does not wait for is missing from the output.
+        the copy does not wait for is missing from the output. The garbage collector is off around the run, where its
+        callbacks could compute.
         """
         cuda, watch, flush = self.torch.cuda, watch or Watch(), self.flush_buffer
         _reset_persisting_l2()
@@ -139,6 +141,8 @@ class GpuTimer:
         clean: list[tuple[Any, Any]] = []
         late: list[tuple[Any, Any]] = []
         self._host_s.clear()
+        collects = gc.isenabled()
+        gc.disable()
         for attempt in range(BURST_ATTEMPTS):
             run_lead_ms = min(4**attempt * (2 * self.enqueue_ms + 0.05), MAX_LEAD_MS)
             ahead_ms = samples * (run_lead_ms + 2 * around_ms)
@@ -150,7 +154,11 @@ class GpuTimer:
                 start, end = cuda.Event(enable_timing=True), cuda.Event(enable_timing=True)
                 start.record(self.stream)
                 begun = _now()
+                if collects:
+                    gc.enable()
                 out = self.run()
+                collects = gc.isenabled()
+                gc.disable()
                 self._host_s.append(_now() - begun)
                 end.record(self.stream)
                 (late if start.query() else clean).append((start, end))
@@ -160,6 +168,8 @@ class GpuTimer:
             cuda.synchronize()
             if len(clean) == samples:
                 break
+        if collects:
+            gc.enable()
         if flush.numel() * flush.element_size() != FLUSH_BYTES:
             raise RuntimeError("the backend's process changed the buffer that flushes the L2 cache")
         taken = (clean + late)[:samples]
