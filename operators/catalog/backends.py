@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import math
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -37,6 +38,18 @@ def lazy(
         return run
 
     return prepare
+
+
+def described(prepare: Callable[[Any], Run], of: Callable[..., Backend] = Backend, **facts: Any) -> Backend:
+    """Return the backend NAME of a function `prepare_NAME`, with the first line of its docstring as description.
+
+    Args:
+        of: `Backend`, `triton` or `helion`.
+        facts: Further fields.
+    """
+    about = (inspect.getdoc(prepare) or "").partition("\n")[0].rstrip(".")
+    about = about[:1].lower() + about[1:] if about[1:2].islower() else about
+    return of(prepare.__name__.removeprefix("prepare_"), prepare, about, **facts)
 
 
 def drawing(dtype: str, device: str, seed: int) -> Callable[..., Tensor]:

@@ -15,7 +15,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from groupbench.operators.catalog import placements, shapes
-from groupbench.operators.catalog.backends import aligned, drawing, helion, lazy, no_cluster, triton
+from groupbench.operators.catalog.backends import aligned, described, drawing, helion, lazy, no_cluster, triton
 from groupbench.operators.catalog.shapes import GroupedShape
 from groupbench.operators.dtypes import BYTES, dtype_name, torch_dtype
 from groupbench.operators.errors import Unavailable
@@ -242,6 +242,7 @@ def prepare_triton_flat_bwd(x: BackwardInputs) -> Run:
 
 
 def prepare_torch_loop(x: GroupedInputs) -> Run:
+    """One torch.matmul for each group that has rows, sizes known on the host, into one output."""
     import torch
 
     problems = [(x.a[start:end], x.b[e], start, end) for e, start, end in groups_of(x) if start < end]
@@ -257,6 +258,7 @@ def prepare_torch_loop(x: GroupedInputs) -> Run:
 
 
 def prepare_torch_grouped_mm(x: GroupedInputs) -> Run:
+    """torch.nn.functional.grouped_mm: CUTLASS pointer-array kernels on Hopper, offsets on the device."""
     import torch.nn.functional as F
 
     a, b = aligned(x.a), aligned(x.b)
@@ -264,7 +266,7 @@ def prepare_torch_grouped_mm(x: GroupedInputs) -> Run:
 
 
 def prepare_aten_grouped_mm(x: GroupedInputs) -> Run:
-    """Pack a tensor list in each call, as TritonBench's baseline does."""
+    """torch_grouped_mm with the packing of a list of tensors timed; TritonBench's baseline of grouped_gemm."""
     import torch
     import torch.nn.functional as F
 
@@ -286,6 +288,7 @@ def _padded(x: Tensor) -> Tensor:
 
 
 def prepare_triton_pointer(x: GroupedInputs) -> Run:
+    """Device tables of pointers and sizes, static schedule; after Triton's tutorial 08-grouped-gemm."""
     import torch
 
     from groupbench.kernels.grouped_gemm.pointer import prepare_pointer_packed
@@ -294,6 +297,7 @@ def prepare_triton_pointer(x: GroupedInputs) -> Run:
 
 
 def prepare_triton_contiguous(x: GroupedInputs) -> Run:
+    """One expert per block of rows, super-grouped persistent order; after gpu-mode/triton-tutorials lesson 5."""
     from groupbench.kernels.grouped_gemm.contiguous import prepare_blocks, prepare_contiguous
 
     w = x.b.transpose(1, 2)
@@ -316,6 +320,7 @@ def _packed_only(backend: Backend) -> Backend:
 
 
 def prepare_cuda_cluster(x: GroupedInputs) -> Run:
+    """CUDA C++ for Hopper: clusters of two SMs share loads of B by multicast; after CUTLASS."""
     from groupbench.kernels.grouped_gemm.cluster import prepare_cluster
     from groupbench.kernels.grouped_gemm.cluster_tiles import unsuitable
     from groupbench.kernels.grouped_gemm.support import stored_weights
@@ -328,6 +333,7 @@ def prepare_cuda_cluster(x: GroupedInputs) -> Run:
 
 
 def prepare_groupbench(x: GroupedInputs) -> Run:
+    """groupbench.kernels.ops.grouped_mm: what a model calls, with the kernel that it chooses for the problem."""
     from groupbench.kernels import ops
 
     a, b = aligned(x.a), x.b
@@ -346,6 +352,7 @@ def prepare_groupbench_bwd(x: BackwardInputs) -> Run:
 
 
 def prepare_torch_compile(x: GroupedInputs) -> Run:
+    """torch.compile of grouped_mm with Inductor's Triton template alone, tuned by Inductor for the problem."""
     from groupbench.operators.catalog.inductor import prepare_grouped_mm
 
     return prepare_grouped_mm(aligned(x.a), aligned(x.b), x.offs)
@@ -358,58 +365,20 @@ def no_inductor_template(target: Target) -> str | None:
 
 
 BACKENDS = (
-    Backend(
-        "torch_loop",
-        prepare_torch_loop,
-        "one torch.matmul for each group that has rows, sizes known on the host, into one output",
-        prepare_bwd=prepare_torch_loop_bwd,
-    ),
-    Backend(
-        "torch_grouped_mm",
-        prepare_torch_grouped_mm,
-        "torch.nn.functional.grouped_mm: CUTLASS pointer-array kernels on Hopper, offsets on the device",
-        prepare_bwd=prepare_torch_grouped_mm_bwd,
-    ),
-    Backend(
-        "aten_grouped_mm",
-        prepare_aten_grouped_mm,
-        "torch_grouped_mm with the packing of a list of tensors timed; TritonBench's baseline of grouped_gemm",
-        only_as_baseline=True,
-    ),
-    triton(
-        "groupbench",
-        prepare_groupbench,
-        "groupbench.kernels.ops.grouped_mm: what a model calls, with the kernel that it chooses for the problem",
-        prepare_bwd=prepare_groupbench_bwd,
-    ),
-    Backend(
-        "torch_compile",
-        prepare_torch_compile,
-        "torch.compile of grouped_mm with Inductor's Triton template alone, tuned by Inductor for the problem",
-        unavailable=no_inductor_template,
-    ),
-    triton(
-        "triton_pointer",
-        prepare_triton_pointer,
-        "device tables of pointers and sizes, static schedule; after Triton's tutorial 08-grouped-gemm",
-    ),
+    described(prepare_torch_loop, prepare_bwd=prepare_torch_loop_bwd),
+    described(prepare_torch_grouped_mm, prepare_bwd=prepare_torch_grouped_mm_bwd),
+    described(prepare_aten_grouped_mm, only_as_baseline=True),
+    described(prepare_groupbench, triton, prepare_bwd=prepare_groupbench_bwd),
+    described(prepare_torch_compile, unavailable=no_inductor_template),
+    described(prepare_triton_pointer, triton),
     triton(
         "triton_flat",
         lazy("grouped_gemm.flat:prepare_flat", "a b offs", {"a": aligned}),
         "one flat loop over all tiles, TMA loads, ragged TMA store; after triton_kernels' persistent matmul",
         prepare_bwd=prepare_triton_flat_bwd,
     ),
-    Backend(
-        "cuda_cluster",
-        prepare_cuda_cluster,
-        "CUDA C++ for Hopper: clusters of two SMs share loads of B by multicast; after CUTLASS",
-        unavailable=no_cluster,
-    ),
-    triton(
-        "triton_contiguous",
-        prepare_triton_contiguous,
-        "one expert per block of rows, super-grouped persistent order; after gpu-mode/triton-tutorials lesson 5",
-    ),
+    described(prepare_cuda_cluster, unavailable=no_cluster),
+    described(prepare_triton_contiguous, triton),
     helion(
         "helion_jagged",
         lazy("grouped_gemm.helion_jagged:prepare_helion_jagged", "a b offs"),
