@@ -76,12 +76,12 @@ def shapes_of(tunable: Tunable, suites: tuple[str, ...], texts: tuple[str, ...],
     return {str(shape): shape for shape in shapes}
 
 
-@click.command(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.command(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110, "show_default": True})
 @click.argument("kernels", nargs=-1, metavar="[KERNEL]...")
 @click.option("--list", "listed", is_flag=True, help="List the kernels and their suites.")
 @click.option("--suite", "suites", multiple=True, help="Suites to tune. By default the first of each kernel.")
 @click.option("--shape", "--shapes", "texts", multiple=True, help="Shapes to tune instead of suites.")
-@click.option("--dtype", "--precision", "dtype", type=click.Choice(list(BYTES)), default="bf16", show_default=True)
+@click.option("--dtype", "--precision", "dtype", type=click.Choice(list(BYTES)), default="bf16")
 @click.option("--folder", type=click.Path(path_type=Path, file_okay=False), help="Folder to write to.")
 @click.option(
     "-o", "--output", "--out", type=click.Path(path_type=Path, dir_okay=False), help="File to write, for one kernel."
@@ -92,7 +92,6 @@ def shapes_of(tunable: Tunable, suites: tuple[str, ...], texts: tuple[str, ...],
     "helion_s",
     type=Duration(),
     default="60s",
-    show_default=True,
     help="Time that Helion's own autotuner gets for a problem of a Helion kernel; 0 leaves it out.",
 )
 @click.option("--times", is_flag=True, help="Print the time of every config.")
@@ -102,7 +101,6 @@ def shapes_of(tunable: Tunable, suites: tuple[str, ...], texts: tuple[str, ...],
     "limit",
     type=Duration(),
     default="1200s",
-    show_default=True,
     help="Start no further problem after this time.",
 )
 def main(
