@@ -14,6 +14,7 @@ from groupbench.operators.operator import Backend, Run, Target
 from groupbench.operators.relayout import laid_out
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
 
@@ -58,6 +59,13 @@ def drawing(dtype: str, device: str, seed: int) -> Callable[..., Tensor]:
 
     generator = torch.Generator(device).manual_seed(seed)
     return partial(torch.randn, generator=generator, device=device, dtype=torch_dtype(dtype))
+
+
+def ends(rows: tuple[int, ...], device: torch.device | str) -> Tensor:  # [G] int32
+    """Return where each group's rows end, on the device."""
+    import torch
+
+    return torch.tensor(rows, dtype=torch.int64).cumsum(0).to(torch.int32).to(device)
 
 
 def aligned(x: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from groupbench.operators.catalog import placements, shapes
-from groupbench.operators.catalog.backends import aligned, described, drawing, helion, lazy, no_cluster, triton
+from groupbench.operators.catalog.backends import aligned, described, drawing, ends, helion, lazy, no_cluster, triton
 from groupbench.operators.catalog.shapes import GroupedShape
 from groupbench.operators.dtypes import BYTES, dtype_name, torch_dtype
 from groupbench.operators.errors import Unavailable
@@ -63,8 +63,8 @@ def make_inputs(shape: GroupedShape, dtype: str, device: str, seed: int) -> Grou
     if shape.block:
         blocks = shape.M // shape.block
         rows, experts = (shape.block,) * blocks, tuple(block % shape.G for block in range(blocks))
-        return GroupedInputs(a, b, _ends(rows, device), rows, experts)
-    return GroupedInputs(a, b, _ends(shape.rows, device), shape.rows)
+        return GroupedInputs(a, b, ends(rows, device), rows, experts)
+    return GroupedInputs(a, b, ends(shape.rows, device), shape.rows)
 
 
 def from_tritonbench(
@@ -77,14 +77,8 @@ def from_tritonbench(
     shared = all(b is group_b[0] for b in group_b)
     b = group_b[0].expand(len(rows), -1, -1) if shared else torch.stack(list(group_b))
     shape = shapes.listed(rows, b.shape[2], b.shape[1], shared=shared)
-    inputs = GroupedInputs(torch.cat(list(group_a)), b, _ends(rows, str(group_a[0].device)), rows)
+    inputs = GroupedInputs(torch.cat(list(group_a)), b, ends(rows, str(group_a[0].device)), rows)
     return Example(shape, dtype_name(b.dtype) or str(b.dtype), inputs)
-
-
-def _ends(rows: tuple[int, ...], device: str) -> Tensor:
-    import torch
-
-    return torch.tensor(rows, dtype=torch.int64).cumsum(0).to(torch.int32).to(device)
 
 
 def groups_of(x: GroupedInputs) -> list[tuple[int, int, int]]:
@@ -106,7 +100,7 @@ def reroute(shape: GroupedShape, x: GroupedInputs, seed: int) -> bool:
     if shape.shared or shape.block:
         return False
     rows = other_rows(shape.rows, seed)
-    x.offs.copy_(_ends(rows, "cpu"))
+    x.offs.copy_(ends(rows, "cpu"))
     return rows != shape.rows
 
 
@@ -270,11 +264,11 @@ def prepare_aten_grouped_mm(x: GroupedInputs) -> Run:
     import torch
     import torch.nn.functional as F
 
-    groups, weights, ends = torch.split(x.a, list(x.rows)), x.b.unbind(), list(itertools.accumulate(x.rows))
+    groups, weights, last = torch.split(x.a, list(x.rows)), x.b.unbind(), list(itertools.accumulate(x.rows))
 
     def run() -> Tensor:
         a, b = _padded(torch.cat(groups)), _padded(torch.stack(weights))
-        return F.grouped_mm(a, b, offs=torch.tensor(ends, device=a.device, dtype=torch.int32))
+        return F.grouped_mm(a, b, offs=torch.tensor(last, device=a.device, dtype=torch.int32))
 
     return run
 

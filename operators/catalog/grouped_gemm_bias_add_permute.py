@@ -283,22 +283,6 @@ def corners() -> dict[str, tuple[GroupSize, ...]]:
     }
 
 
-def _example() -> tuple[FusedShape, ...]:
-    return tuple(FusedShape(example_groups(), op) for op in OPS)
-
-
-def _random() -> tuple[FusedShape, ...]:
-    return tuple(FusedShape(random_groups(G, seed=G), op) for G in (1, 16, 64) for op in ("mul", "none"))
-
-
-def _corners() -> tuple[FusedShape, ...]:
-    return tuple(FusedShape(groups, "mul") for groups in corners().values())
-
-
-def _smoke() -> tuple[FusedShape, ...]:
-    return tuple(FusedShape(groups, op) for groups, op in zip(corners().values(), cycle(OPS), strict=False))
-
-
 def _attention() -> tuple[FusedShape, ...]:
     """Return the projections of attention in one launch: x @ W + bias, written by head.
 
@@ -353,12 +337,14 @@ GROUPED_GEMM_BIAS_ADD_PERMUTE = Operator(
     ),
     suites=Suites(
         {
-            "example": _example,
-            "random": _random,
+            "example": lambda: tuple(FusedShape(example_groups(), op) for op in OPS),
+            "random": lambda: tuple(
+                FusedShape(random_groups(G, seed=G), op) for G in (1, 16, 64) for op in ("mul", "none")
+            ),
             "attention": _attention,
             "depthwise": _depthwise,
-            "corners": _corners,
-            "smoke": _smoke,
+            "corners": lambda: tuple(FusedShape(groups, "mul") for groups in corners().values()),
+            "smoke": lambda: tuple(map(FusedShape, corners().values(), cycle(OPS))),
         }
     ),
     parse_shape=parse_shape,

@@ -19,7 +19,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from groupbench.operators.catalog import placements, shapes
-from groupbench.operators.catalog.backends import described, lazy, not_hopper
+from groupbench.operators.catalog.backends import described, ends, lazy, not_hopper
 from groupbench.operators.catalog.grouped_gemm import flops, group_bounds, reroute
 from groupbench.operators.catalog.shapes import GroupedShape
 from groupbench.operators.errors import Unavailable
@@ -79,8 +79,7 @@ def make_inputs(shape: GroupedShape, dtype: str, device: str, seed: int, blockwi
         values, scale = of_weights(draw(N))
         b[g].copy_(values)
         scale_b[g].copy_(scale)
-    ends = torch.tensor(shape.rows, dtype=torch.int64).cumsum(0).to(torch.int32).to(device)
-    return Fp8Inputs(a, scale_a, b, scale_b, ends, shape.rows)
+    return Fp8Inputs(a, scale_a, b, scale_b, ends(shape.rows, device), shape.rows)
 
 
 @dataclass(frozen=True)
@@ -291,14 +290,13 @@ def prepare_torch_bwd(step: Fp8Step, fast_accum: bool = True) -> Run:
     _require_multiples_of_16(needs)
     bt, at = step.bt.transpose(1, 2), step.at.t()
     # Ends of the padded groups, and scales of all columns of a group, [G * N] and [G * K].
-    ends = torch.tensor([math.ceil(rows / BLOCK) for rows in x.rows], device=x.offs.device).cumsum(0) * BLOCK
-    ends = ends.to(torch.int32)
+    padded = ends(tuple(math.ceil(rows / BLOCK) * BLOCK for rows in x.rows), x.offs.device)
     scales = step.scale_dct.flatten(), step.scale_at.flatten()
 
     def run() -> tuple[Tensor, Tensor]:
         multiply = partial(torch._scaled_grouped_mm, out_dtype=torch.bfloat16, use_fast_accum=fast_accum)
         da = multiply(step.dc, bt, step.scale_dc, step.scale_bt, offs=x.offs)
-        db = multiply(step.dct, at, *scales, offs=ends)
+        db = multiply(step.dct, at, *scales, offs=padded)
         return da, step.main_grad + db
 
     return run

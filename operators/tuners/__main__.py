@@ -9,7 +9,6 @@ file with the GPU's name and Triton's version. Kernels read it when a problem is
 from __future__ import annotations
 
 import dataclasses
-import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,12 +17,14 @@ from typing import Any
 import click
 
 from groupbench.operators.dtypes import BYTES
+from groupbench.operators.errors import GroupbenchError
 from groupbench.operators.measure.faults import describe
 from groupbench.operators.registry import get_operator
 from groupbench.operators.tuners import tuning
 from groupbench.operators.tuners.autotuner import by_helion
 from groupbench.operators.tuners.kernels import KERNELS, Search, Tunable
-from groupbench.tracker.text.wording import no_such, printable
+from groupbench.tracker.text.wording import no_such
+from groupbench.tracker.tools import shell
 from groupbench.tracker.tools.parameters import Duration
 
 
@@ -193,17 +194,5 @@ def _tune_problem(title: str, name: str, search: Search, path: Path, listed: boo
     click.echo(f"{name} {search.key}: {ms:.4f} ms{faster}")
 
 
-def run() -> int:
-    """Run the command, with each error in one line; return the exit code."""
-    try:
-        code = main.main(prog_name="groupbench tune", standalone_mode=False)
-    except click.ClickException as error:
-        print(f"groupbench tune: {printable(error.format_message())}", file=sys.stderr)
-        return error.exit_code
-    except click.Abort:
-        return 130
-    return code or 0
-
-
 if __name__ == "__main__":  # Helion's autotuner starts processes that import this module again
-    sys.exit(run())
+    shell.run("groupbench tune", main, GroupbenchError)
