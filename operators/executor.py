@@ -242,9 +242,10 @@ def _batch_records(
     settle(cells)
     for number in range(bursts):
         secret, chosen = new_secret(), drawn(31)  # one for all, whose reference then is one
-        for cell in _rotated(cells, number):
+        start = number % len(cells)
+        for cell in cells[start:] + cells[:start]:
             progress.describe(f"{_name(cell.job)}: burst {number + 1}")
-            if _wants_burst(cell, number):
+            if cell.going and (number == 0 or not cell.interpreted):  # an interpreted kernel's time is meaningless
                 cool(cell.job)
                 cell.burst(secret, chosen)
             for other in cells:
@@ -293,16 +294,6 @@ def _find_first_results(cells: list[Live], timeout_s: float, room: int, progress
     results = first_results([_adopted(cell.job) for cell in wanting], timeout_s, room)
     for cell, metrics in zip(wanting, results, strict=True):
         cell.metrics |= metrics
-
-
-def _wants_burst(cell: Live, number: int) -> bool:
-    """Return the burst count: one for an interpreted kernel, whose time is meaningless, otherwise all."""
-    return cell.going and (not cell.interpreted or number == 0)
-
-
-def _rotated(cells: list[Live], number: int) -> list[Live]:
-    start = number % len(cells)
-    return cells[start:] + cells[:start]
 
 
 def _name(job: Job) -> str:

@@ -107,7 +107,7 @@ class GpuTimer:
         self.torch = torch
         self.protocol = protocol
         self.flush_buffer = _flush_buffer(torch.cuda.current_device())
-        self.stream = _current_stream(torch)
+        self.stream = torch.cuda.current_stream()
         self.run = _captured(run) if protocol.cudagraph else run
         self.enqueue_ms = self.host_ms()
         self._host_s: list[float] = []  # of each call of the last burst; the list itself never changes
@@ -289,10 +289,6 @@ def _flush_buffer(device: int) -> torch.Tensor:
     import torch
 
     return torch.empty(FLUSH_BYTES // 4, dtype=torch.int32, device=torch.device("cuda", device))
-
-
-def _current_stream(torch: Any) -> Any:
-    return torch.cuda.current_stream()
 
 
 PERSISTING_L2_LIMIT = 6

@@ -17,14 +17,11 @@ PACKAGE = RivalPackage("flashinfer-python", "flashinfer.grouped_mm", "rivals-fla
 
 
 def prepare(x: GroupedInputs) -> Run:
-    import torch
     from flashinfer.grouped_mm import grouped_mm_bf16
 
     b, bounds = weights_nk(x.b), starts_and_ends(x.offs)
     require(8, N=b.shape[1], K=b.shape[2])
-    dtype: torch.dtype = x.a.dtype
-
-    return lambda: grouped_mm_bf16(x.a, b, bounds(), out_dtype=dtype)
+    return lambda: grouped_mm_bf16(x.a, b, bounds(), out_dtype=x.a.dtype)
 
 
 _SOURCE = "cuDNN's grouped GEMM for experts, through flashinfer.grouped_mm; offsets on the device"
