@@ -176,7 +176,7 @@ def _check_place(options: dict[str, Any], on_tritonbench: bool) -> None:
 
 
 def _costs(options: dict[str, Any]) -> tuple[str, ...]:
-    """Return the costs to measure: those named, and those that metrics need."""
+    """Return the costs to measure: those named, and those of metrics."""
     from groupbench.operators.table import costs_of
 
     return tuple(dict.fromkeys([*options["costs"], *sorted(costs_of(options["metrics"]))]))

@@ -274,7 +274,7 @@ def parse(text: str) -> GroupedShape:
 
 
 def parse_packed(text: str) -> GroupedShape:
-    """Parse a shape as `parse` does, of rows that are together for each expert. Raises ValueError."""
+    """Parse a shape as `parse` does, with the rows of an expert together. Raises ValueError."""
     shape = parse(text)
     if shape.block:
         raise ValueError(f"shape {text!r}: interleaved rows are an input of grouped_gemm alone")

@@ -50,7 +50,7 @@ class Precision:
     # Relative RMS error of one rounding, in units of the dtype's roundoff. A first result may be exact, for small
     # integers as inputs, and a result for the moved inputs is rounded.
     rounded: float = 0.42
-    slack: float = 4.0  # for rows and elements on moved inputs, in units of the tolerance: stale ones are far off
+    slack: float = 4.0  # for rows and elements on moved inputs, in units of the tolerance, which stale ones exceed
     rerouted_slack: float = 10.0  # the same under another routing
 
 

@@ -296,7 +296,7 @@ class Judge(Worker):
 
 
 def living(judge: Judge | None, device: str, timeout_s: float) -> Judge:
-    """Return the judging process, or a new one if there is none, or if it has died."""
+    """Return the judging process, or a new one if it is missing or has died."""
     if judge is not None and not judge.over:
         return judge
     if judge is not None:

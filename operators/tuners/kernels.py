@@ -183,7 +183,7 @@ def _helion(
     operator: str = "grouped_gemm",
     about: str = "",
 ) -> Tunable:
-    """Return the row of a Helion kernel of `grouped_gemm`; `order` is that of `neighbours.helion_grid`."""
+    """Return the row of a Helion kernel of `grouped_gemm`; `order` goes to `neighbours.helion_grid`."""
     return Tunable(
         about or module,
         operator,

@@ -90,7 +90,7 @@ def _product(x: GroupedInputs | Fp8Inputs) -> tuple[tuple[Tensor, ...], int, Cal
 
 
 def prepare(x: GroupedInputs | Fp8Inputs) -> Run:
-    """Prepare a call that copies rows into the padded layout, multiplies, and copies the output's rows back."""
+    """Copy rows into the padded layout, multiply, and copy the output's rows back."""
     sources, N, product, dtype = _product(x)
     M, alignment = x.a.shape[0], _alignment()
     counts, P = row_counts(x.offs), padded_rows(M, x.offs.numel(), alignment)
