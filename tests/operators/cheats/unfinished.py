@@ -376,7 +376,7 @@ CHEATS = (
     Cheat("lazy", returns_a_promise, PLAIN),
     Cheat("lazy", lazy_method, SEAL),
     *(Cheat("lazy", prepare, SEAL) for prepare in (profile_hook, trace_hook, import_hook)),
-    Cheat("lazy", collector_hook, ("parent's clock", "moved inputs", "poisoned memory")),
+    Cheat("lazy", collector_hook, ("moved inputs", "poisoned memory", *ELSEWHERE)),
     Cheat("lazy", lazy_attribute, ("poisoned memory",)),
     Cheat("other times", ahead_of_the_clock, SEAL),
     Cheat("other times", in_the_last_call, ("parent's clock",), "cpu"),
