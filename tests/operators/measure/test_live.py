@@ -156,12 +156,7 @@ MOST_LOOKS = round(CHECKS.settle_s / CHECKS.settled_s)
 
 @pytest.mark.parametrize(
     ("spent_s", "others", "looks"),
-    [
-        ((0.0,), True, 1),
-        ((0.3, 0.3, 0.0), True, 3),
-        ((0.3,), True, MOST_LOOKS),
-        ((0.3,), False, 0),
-    ],
+    [((0.0,), True, 1), ((0.3, 0.3, 0.0), True, 3), ((0.3,), True, MOST_LOOKS), ((0.3,), False, 0)],
     ids=["idle", "busy for a while", "busy for ever", "alone"],
 )
 def test_processes_that_preparation_started_are_waited_for(
