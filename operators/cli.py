@@ -27,25 +27,12 @@ from groupbench.tracker.tools import shell
 
 # Options that the plan file sets, or that would change its shapes.
 SET_BY_PLAN = (
-    *(
-        "ops",
-        "only",
-        "skip",
-        "rivals",
-        "suites",
-        "shapes",
-        "routing_trace",
-        "trace_steps",
-        "input_id",
-        "num_inputs",
-        "mode",
-        "precision",
-    ),
-    *("rtol", "atol", "protocol", "bursts", "samples", "idle", "cudagraph", "costs", "seed"),
+    *("ops", "only", "skip", "rivals", "suites", "shapes", "routing_trace", "trace_steps", "input_id", "num_inputs"),
+    *("mode", "precision", "rtol", "atol", "protocol", "bursts", "samples", "idle", "cudagraph", "costs", "seed"),
 )
 
 # Options without an equivalent in TritonBench.
-BUILTIN_ONLY = (*("budget", "resume", "previous", "gpus", "scheduler", "slurm", "hardware", "logs", "routing_trace"),)
+BUILTIN_ONLY = ("budget", "resume", "previous", "gpus", "scheduler", "slurm", "hardware", "logs", "routing_trace")
 
 # Options that choose GPUs or machines.
 FLEET = ("gpus", "scheduler", "slurm", "hardware")
@@ -53,7 +40,12 @@ FLEET = ("gpus", "scheduler", "slurm", "hardware")
 
 @click.command(
     cls=GreedyShapes,
-    context_settings={"help_option_names": ["-h", "--help"], "ignore_unknown_options": True, "max_content_width": 110},
+    context_settings={
+        "help_option_names": ["-h", "--help"],
+        "ignore_unknown_options": True,
+        "max_content_width": 110,
+        "show_default": True,
+    },
     epilog="Exit codes: 0 all cells measured, 1 a result is wrong, 2 usage error, 3 a cell was not measured or a file "
     "not written, 4 --resume found a run of other code, of other cells or of another machine, 130 interrupted.",
 )
@@ -184,7 +176,7 @@ def _check_place(options: dict[str, Any], on_tritonbench: bool) -> None:
 
 
 def _costs(options: dict[str, Any]) -> tuple[str, ...]:
-    """Return the costs to measure: those named, and those that metrics need."""
+    """Return the costs to measure: those named, and those of metrics."""
     from groupbench.operators.table import costs_of
 
     return tuple(dict.fromkeys([*options["costs"], *sorted(costs_of(options["metrics"]))]))

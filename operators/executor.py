@@ -13,45 +13,24 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, groupby
-from types import MappingProxyType
 from typing import Any
 
 from groupbench.operators.errors import WorkerLost
 from groupbench.operators.foreign import facts_of, learn
-from groupbench.operators.measure import environment, machine_code, servers
+from groupbench.operators.measure import environment, further, machine_code, servers
 from groupbench.operators.measure.cold import first_results
 from groupbench.operators.measure.costs import ENERGY
-from groupbench.operators.measure.further import (
-    begin_analysis,
-    describe_kernels,
-    find_costs,
-    find_profile,
-    find_properties,
-    wants_first_result,
-)
 from groupbench.operators.measure.live import Live, cool, drawn, fingerprint_of, new_secret, settle, warm_up
 from groupbench.operators.measure.selection import why_unavailable
 from groupbench.operators.measure.wire import Burst, Failure, Job, Prepared, Request
-from groupbench.operators.measure.worker import Judge, Worker, call, preload
+from groupbench.operators.measure.worker import Judge, Worker, call, living, preload
 from groupbench.operators.operator import Target
 from groupbench.operators.registry import CATALOG, catalog_operator, get_operator
-from groupbench.tracker.facts.record import (
-    SCHEMA,
-    Accuracy,
-    Cell,
-    Code,
-    Environment,
-    Kernel,
-    Latency,
-    Loaded,
-    Record,
-    Run,
-    Status,
-)
+from groupbench.tracker.facts.record import SCHEMA, Cell, Environment, Latency, Record, Run, Status
 from groupbench.tracker.text.wording import counted
 from groupbench.tracker.tools import lease
 
@@ -101,10 +80,7 @@ class Workers:
 
     def judge(self, device: str) -> Judge:
         """Return the process for checking results, restarted if it has died."""
-        if self._judge is not None and self._judge.over:
-            self._judge.close()
-            self._judge = None
-        self._judge = self._judge or Judge(device, self.timeout_s)
+        self._judge = living(self._judge, device, self.timeout_s)
         return self._judge
 
     def get(self, job: Job) -> Worker:
@@ -266,16 +242,17 @@ def _batch_records(
     settle(cells)
     for number in range(bursts):
         secret, chosen = new_secret(), drawn(31)  # one for all, whose reference then is one
-        for cell in _rotated(cells, number):
+        start = number % len(cells)
+        for cell in cells[start:] + cells[:start]:
             progress.describe(f"{_name(cell.job)}: burst {number + 1}")
-            if _wants_burst(cell, number):
+            if cell.going and (number == 0 or not cell.interpreted):  # an interpreted kernel's time is meaningless
                 cool(cell.job)
                 cell.burst(secret, chosen)
             for other in cells:
                 other.rest.look()
             progress.advance(1 / (bursts + 1))
     warm_up(cells)
-    begin_analysis(cells)
+    further.begin_analysis(cells)
     secret = new_secret()
     for cell in cells:
         cell.finish(secret)
@@ -283,8 +260,8 @@ def _batch_records(
         if workers.idle_w is None and ENERGY in cell.job.costs and cell.sound:
             watts = cell.judging.value_of("idle_watts")
             workers.idle_w = watts if isinstance(watts, float) else None
-        sound = find_costs(cell, workers.idle_w) and find_properties(cell)
-        if problem := find_profile(cell):
+        sound = further.find_costs(cell, workers.idle_w) and further.find_properties(cell)
+        if problem := further.find_profile(cell):
             progress.missed(f"{_name(cell.job)} has no profile. {problem}")
         record = _finished(cell, machine, run)
         progress.printed(record, cell.worker.printed)
@@ -311,22 +288,12 @@ def _adopted(job: Job) -> Job:
 
 def _find_first_results(cells: list[Live], timeout_s: float, room: int, progress: Progress) -> None:
     """Time the first results in new processes for the cells with this cost, before anything is timed."""
-    wanting = [cell for cell in cells if wants_first_result(cell)]
+    wanting = [cell for cell in cells if further.wants_first_result(cell)]
     if wanting:
         progress.describe(f"{_name(wanting[0].job)}: first results of new processes")
     results = first_results([_adopted(cell.job) for cell in wanting], timeout_s, room)
     for cell, metrics in zip(wanting, results, strict=True):
         cell.metrics |= metrics
-
-
-def _wants_burst(cell: Live, number: int) -> bool:
-    """Return the burst count: one for an interpreted kernel, whose time is meaningless, otherwise all."""
-    return cell.going and (not cell.interpreted or number == 0)
-
-
-def _rotated(cells: list[Live], number: int) -> list[Live]:
-    start = number % len(cells)
-    return cells[start:] + cells[:start]
 
 
 def _name(job: Job) -> str:
@@ -340,7 +307,7 @@ def _finished(cell: Live, machine: Machine, run: Run) -> Record:
         "loaded": fingerprint_of(cell.worker),
     }
     if prepared is not None:
-        kernels = describe_kernels(cell)
+        kernels = further.describe_kernels(cell)
         metrics = machine_code.metrics_of(kernels) | cell.metrics
         if cell.launched is not None:
             metrics["kernels"] = float(len(cell.launched))
@@ -375,24 +342,12 @@ def unmeasured(job: Job, machine: Machine, run: Run, status: Status, message: st
     return _record(job, machine, run, status, message)
 
 
-def _record(
-    job: Job,
-    machine: Machine,
-    run: Run,
-    status: Status,
-    message: str | None,
-    latency: Latency | None = None,
-    accuracy: Accuracy | None = None,
-    kernels: tuple[Kernel, ...] = (),
-    duration_s: float | None = None,
-    metrics: Mapping[str, float] = MappingProxyType({}),
-    code: tuple[Code, ...] = (),
-    loaded: Loaded | None = None,
-) -> Record:
+def _record(job: Job, machine: Machine, run: Run, status: Status, message: str | None, **measured: Any) -> Record:
+    """Return a cell's record, with further fields as far as it was measured."""
     facts = facts_of(job)
-    flops = facts.flops
-    if flops and metrics.get("energy_j"):
-        metrics = {**metrics, "tflops_w": flops / metrics["energy_j"] / 1e12}
+    metrics = measured.pop("metrics", {})
+    if facts.flops and metrics.get("energy_j"):
+        metrics = {**metrics, "tflops_w": facts.flops / metrics["energy_j"] / 1e12}
     return Record(
         schema=SCHEMA,
         run=run,
@@ -406,19 +361,14 @@ def _record(
             protocol=job.protocol.label,
             seed=job.seed,
             dims=facts.dims,
-            flops=flops,
+            flops=facts.flops,
             min_bytes=facts.min_bytes or None,
         ),
         status=status,
         message=message,
         baseline=facts.is_baseline,
-        latency=latency,
-        accuracy=accuracy,
-        kernels=kernels,
-        duration_s=duration_s,
-        metrics=dict(metrics),
-        code=code,
-        loaded=loaded,
+        metrics=metrics,
+        **measured,
     )
 
 

@@ -8,7 +8,7 @@ for every step, including the output's allocation, is inside it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -180,23 +180,12 @@ class Operator:
         measured = {"bwd": self.backward, "fwd_bwd": self.forward_backward}.get(mode)
         if measured is None:
             raise KeyError(mode)
-        return replace(
-            self,
-            backends=tuple(_in_mode(backend, mode, self.modes) for backend in self.backends),
-            make_inputs=measured.make_inputs,
-            reference=measured.reference,
-            flops=measured.flops,
-            min_bytes=measured.min_bytes,
-            suites=measured.suites,
-            returns=measured.returns,
-            moves=measured.moves,
-            reroute=measured.reroute,
-            placements=measured.placements,
-            nonfinite=measured.nonfinite,
-            output_dtype=measured.output_dtype or self.output_dtype,
-            from_tritonbench=None,
-            suite_baselines={},
-        )
+        facts = {field.name: getattr(measured, field.name) for field in fields(measured)}
+        facts |= {
+            "backends": tuple(_in_mode(backend, mode, self.modes) for backend in self.backends),
+            "output_dtype": measured.output_dtype or self.output_dtype,
+        }
+        return replace(self, from_tritonbench=None, suite_baselines={}, **facts)
 
     def baseline_of(self, shape: Any) -> str:
         """Return the baseline's name for a shape, the backend speed-ups are relative to."""

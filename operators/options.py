@@ -114,7 +114,6 @@ cells = _group(
         "--trace-steps",
         type=Number(1),
         default=16,
-        show_default=True,
         help="Number of steps to take from --routing-trace, evenly spaced in time.",
     ),
     click.option(
@@ -124,12 +123,7 @@ cells = _group(
         help="Measure the inputs from this number on, or only those in a list: 0,3,7. The first input is 0.",
     ),
     click.option("--num-inputs", type=Number(1), help="Measure at most this many inputs."),
-    click.option(
-        "--mode",
-        default="fwd",
-        show_default=True,
-        help=vocabulary.MODE_HELP,
-    ),
+    click.option("--mode", default="fwd", help=vocabulary.MODE_HELP),
     click.option(
         *reversed(vocabulary.DTYPE),
         "precision",
@@ -137,7 +131,7 @@ cells = _group(
         metavar="NAME,...",
         help=f"Measure these dtypes: bf16, fp16, fp32, fp8. {vocabulary.DTYPE_DEFAULT}",
     ),
-    click.option("--seed", type=Number(0, 2**63 - 1), default=0, show_default=True, help=vocabulary.SEED_HELP),
+    click.option("--seed", type=Number(0, 2**63 - 1), default=0, help=vocabulary.SEED_HELP),
     click.option("--plan", type=PATH, help="Measure the cells listed in this groupbench.toml."),
     click.option("--plan-name", metavar="NAME", help="Name of the plan in the records. Default: `name` of the file."),
     click.option(
@@ -147,13 +141,7 @@ cells = _group(
         flag_value="installed",
         help="Also measure other projects' kernels. With all, also list those that are not installed.",
     ),
-    click.option(
-        "--plugin",
-        "plugins",
-        multiple=True,
-        metavar="MODULE.NAME|FILE.py",
-        help=vocabulary.PLUGIN_HELP,
-    ),
+    click.option("--plugin", "plugins", multiple=True, metavar="MODULE.NAME|FILE.py", help=vocabulary.PLUGIN_HELP),
 )
 """Options that select the cells to measure."""
 
@@ -162,17 +150,9 @@ places = _group(
         "--host",
         type=click.Choice(["auto", "builtin", "tritonbench"]),
         default="auto",
-        show_default=True,
         help="Benchmark harness to measure with; auto: TritonBench if it is installed, which detects fewer cheats.",
     ),
-    click.option(
-        "--device",
-        "-d",
-        type=click.Choice(vocabulary.DEVICES),
-        default="auto",
-        show_default=True,
-        help=vocabulary.DEVICE_HELP,
-    ),
+    click.option("--device", "-d", type=click.Choice(vocabulary.DEVICES), default="auto", help=vocabulary.DEVICE_HELP),
     click.option(
         "--gpus",
         metavar="all|0,1,...",
@@ -191,34 +171,22 @@ places = _group(
 timing = _group(
     click.option("--rtol", type=Real(min=0), help="Relative tolerance. Default: by dtype."),
     click.option(
-        "--atol",
-        type=Real(min=0),
-        help="Absolute tolerance, in units of the output's RMS. Default: by dtype.",
+        "--atol", type=Real(min=0), help="Absolute tolerance, in units of the output's RMS. Default: by dtype."
     ),
     click.option(
         "--protocol",
         type=click.Choice(["cooled", "sustained"]),
         default="cooled",
-        show_default=True,
         help="cooled: let the GPU rest before each burst. sustained: keep the GPU busy.",
     ),
-    click.option("--bursts", type=Number(1, 1000), default=4, show_default=True, help="Number of bursts per cell."),
-    click.option(
-        "--samples",
-        type=Number(1, 10_000),
-        default=10,
-        show_default=True,
-        help="Number of timed calls in a burst.",
-    ),
-    click.option(
-        "--idle", type=Duration(most=3600), default="0.3s", show_default=True, help="Rest this long before a burst."
-    ),
+    click.option("--bursts", type=Number(1, 1000), default=4, help="Number of bursts per cell."),
+    click.option("--samples", type=Number(1, 10_000), default=10, help="Number of timed calls in a burst."),
+    click.option("--idle", type=Duration(most=3600), default="0.3s", help="Rest this long before a burst."),
     click.option("--cudagraph", is_flag=True, help="Time replays of a captured CUDA graph."),
     click.option(
         "--costs",
         callback=_costs,
         default="memory",
-        show_default=True,
         metavar="NAME,...",
         help="Also measure these costs of a call on a GPU: memory, kernels, eager (a loop without waits), energy, "
         "cold (compile time with empty caches, at the first shape), invariance (whether a row's bits depend on its "
@@ -228,7 +196,6 @@ timing = _group(
         "--timeout",
         type=Duration(least=0.1, most=1e6),
         default="300s",
-        show_default=True,
         help="Fail a cell that makes no progress within this time.",
     ),
     click.option(
@@ -260,7 +227,7 @@ results = _group(
     ),
     click.option("--commit", help="Hash of the measured commit, if the source tree has no .git."),
     click.option("--branch", help="Branch of the measured commit."),
-    click.option("--trigger", default="manual", show_default=True, help="Reason for this run: manual, nightly, ..."),
+    click.option("--trigger", default="manual", help="Reason for this run: manual, nightly, ..."),
     click.option(
         "--logs",
         type=PATH,
@@ -276,7 +243,11 @@ results = _group(
     ),
     click.option("--quiet", "-q", is_flag=True, help="Do not show progress."),
     click.option(
-        "--verbose", "-v", count=True, help="Show what processes start and wait for. -vv: also every request."
+        "--verbose",
+        "-v",
+        count=True,
+        show_default=False,
+        help="Show what processes start and wait for. -vv: also every request.",
     ),
 )
 """Options for the results: the table, the records and the logs."""

@@ -130,7 +130,7 @@ def _own_environment() -> Iterator[None]:
 
 
 def adopt_variables() -> None:
-    """Change the environment of this process as the plugins that it has imported do."""
+    """Change the environment of this process as its imported plugins do."""
     for name, value in variables.items():
         _set(name, value)
 

@@ -17,33 +17,24 @@ from groupbench.operators.operator import Backend, Operator
 from groupbench.operators.plugins import Plugin
 from groupbench.tracker.text.wording import no_such
 
-CATALOG = {
-    "grouped_gemm": "grouped_gemm",
-    "grouped_gemm_dgrad": "grouped_gemm_dgrad",
-    "grouped_gemm_wgrad": "grouped_gemm_wgrad",
-    "grouped_gemm_mnk": "grouped_gemm_mnk",
-    "grouped_gemm_fp8": "grouped_gemm_fp8",
-    "grouped_gemm_fp8_blockwise": "grouped_gemm_fp8",
-    "grouped_gemm_bias_add_permute": "grouped_gemm_bias_add_permute",
-    "grouped_gemm_w4a16": "grouped_gemm_w4",
-    "grouped_gemm_w4a8": "grouped_gemm_w4",
-    "quantize_fp8": "quantize_fp8",
-    "quantize_w4": "quantize_w4",
-    "split_k_matmul": "split_k_matmul",
-    "row_softmax": "row_softmax",
-    "causal_attention": "causal_attention",
-    "vector_add": "vector_add",
-    "matmul_outer_k": "matmul_outer_k",
-    "moe_permute": "moe_permute",
-    "moe_unpermute": "moe_unpermute",
-    "moe_layer": "moe_layer",
-    "moe_layer_w4a16": "moe_layer_w4",
-    "canary": "canary",
-}
-"""Each operator's name and its module in catalog/, which defines it under its name in capitals.
+CATALOG = (
+    *("grouped_gemm", "grouped_gemm_dgrad", "grouped_gemm_wgrad", "grouped_gemm_mnk", "grouped_gemm_fp8"),
+    *("grouped_gemm_fp8_blockwise", "grouped_gemm_bias_add_permute", "grouped_gemm_w4a16", "grouped_gemm_w4a8"),
+    *("quantize_fp8", "quantize_w4", "split_k_matmul", "row_softmax", "causal_attention", "vector_add"),
+    *("matmul_outer_k", "moe_permute", "moe_unpermute", "moe_layer", "moe_layer_w4a16", "canary"),
+)
+"""Names of the operators in catalog/. A module there defines each under its name in capitals.
 
 An operator is imported when it is first used.
 """
+
+MODULES = {
+    "grouped_gemm_fp8_blockwise": "grouped_gemm_fp8",
+    "grouped_gemm_w4a16": "grouped_gemm_w4",
+    "grouped_gemm_w4a8": "grouped_gemm_w4",
+    "moe_layer_w4a16": "moe_layer_w4",
+}
+"""The modules of operators that have not a module of their name."""
 
 
 def operator_names(plugins: Iterable[str] = ()) -> list[str]:
@@ -65,7 +56,7 @@ def module_name(operator: str) -> str:
     """Return the full module name for an operator. Raises UsageError for an unknown operator."""
     if operator not in CATALOG:
         raise _no_operator(operator)
-    return f"groupbench.operators.catalog.{CATALOG[operator]}"
+    return f"groupbench.operators.catalog.{MODULES.get(operator, operator)}"
 
 
 def catalog_operator(name: str) -> Operator:

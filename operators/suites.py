@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import TypeVar
 
 V = TypeVar("V")
@@ -36,11 +37,7 @@ class Suites(Mapping[str, V]):
 
     def without(self, *names: str) -> Suites[V]:
         """Return the suites without these names."""
-        return Suites({name: _applied(_same, self, name) for name in self if name not in names})
-
-
-def _same(shapes: V) -> V:
-    return shapes
+        return Suites({name: partial(self.__getitem__, name) for name in self if name not in names})
 
 
 def _applied(function: Callable[[V], W], suites: Suites[V], name: str) -> Callable[[], W]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import math
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -13,6 +14,7 @@ from groupbench.operators.operator import Backend, Run, Target
 from groupbench.operators.relayout import laid_out
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
 
@@ -39,12 +41,31 @@ def lazy(
     return prepare
 
 
+def described(prepare: Callable[[Any], Run], of: Callable[..., Backend] = Backend, **facts: Any) -> Backend:
+    """Return the backend NAME of a function `prepare_NAME`, with the first line of its docstring as description.
+
+    Args:
+        of: `Backend`, `triton` or `helion`.
+        facts: Further fields.
+    """
+    about = (inspect.getdoc(prepare) or "").partition("\n")[0].rstrip(".")
+    about = about[:1].lower() + about[1:] if about[1:2].islower() else about
+    return of(prepare.__name__.removeprefix("prepare_"), prepare, about, **facts)
+
+
 def drawing(dtype: str, device: str, seed: int) -> Callable[..., Tensor]:
     """Return a function from sizes to a tensor of standard normal values."""
     import torch
 
     generator = torch.Generator(device).manual_seed(seed)
     return partial(torch.randn, generator=generator, device=device, dtype=torch_dtype(dtype))
+
+
+def ends(rows: tuple[int, ...], device: torch.device | str) -> Tensor:  # [G] int32
+    """Return where each group's rows end, on the device."""
+    import torch
+
+    return torch.tensor(rows, dtype=torch.int64).cumsum(0).to(torch.int32).to(device)
 
 
 def aligned(x: Tensor) -> Tensor:

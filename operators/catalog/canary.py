@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from groupbench.operators.catalog.backends import drawing
-from groupbench.operators.operator import Backend, Operator, Run
+from groupbench.operators.catalog.backends import described, drawing
+from groupbench.operators.operator import Operator, Run
 from groupbench.operators.sizes import fields_of, shape_parser, size
 
 if TYPE_CHECKING:
@@ -93,6 +93,7 @@ def min_bytes(shape: CanaryShape, dtype: str) -> int:
 
 
 def prepare_torch(inputs: CanaryInputs) -> Run:
+    """torch's own copy and matmul."""
     if inputs.kind == "copy":
         return lambda: inputs.x.clone()
     return lambda: inputs.x @ inputs.y
@@ -101,7 +102,7 @@ def prepare_torch(inputs: CanaryInputs) -> Run:
 CANARY = Operator(
     name="canary",
     baseline="torch",
-    backends=(Backend("torch", prepare_torch, "torch's own copy and matmul"),),
+    backends=(described(prepare_torch),),
     suites={
         "cuda": (CanaryShape("copy", 16384), CanaryShape("matmul", 8192)),
         "cpu": (CanaryShape("copy", 2048), CanaryShape("matmul", 512)),

@@ -15,7 +15,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from groupbench.operators.catalog import placements, shapes
-from groupbench.operators.catalog.backends import aligned, drawing, helion, lazy, no_cluster, triton
+from groupbench.operators.catalog.backends import aligned, described, drawing, ends, helion, lazy, no_cluster, triton
 from groupbench.operators.catalog.shapes import GroupedShape
 from groupbench.operators.dtypes import BYTES, dtype_name, torch_dtype
 from groupbench.operators.errors import Unavailable
@@ -63,8 +63,8 @@ def make_inputs(shape: GroupedShape, dtype: str, device: str, seed: int) -> Grou
     if shape.block:
         blocks = shape.M // shape.block
         rows, experts = (shape.block,) * blocks, tuple(block % shape.G for block in range(blocks))
-        return GroupedInputs(a, b, _ends(rows, device), rows, experts)
-    return GroupedInputs(a, b, _ends(shape.rows, device), shape.rows)
+        return GroupedInputs(a, b, ends(rows, device), rows, experts)
+    return GroupedInputs(a, b, ends(shape.rows, device), shape.rows)
 
 
 def from_tritonbench(
@@ -77,14 +77,8 @@ def from_tritonbench(
     shared = all(b is group_b[0] for b in group_b)
     b = group_b[0].expand(len(rows), -1, -1) if shared else torch.stack(list(group_b))
     shape = shapes.listed(rows, b.shape[2], b.shape[1], shared=shared)
-    inputs = GroupedInputs(torch.cat(list(group_a)), b, _ends(rows, str(group_a[0].device)), rows)
+    inputs = GroupedInputs(torch.cat(list(group_a)), b, ends(rows, str(group_a[0].device)), rows)
     return Example(shape, dtype_name(b.dtype) or str(b.dtype), inputs)
-
-
-def _ends(rows: tuple[int, ...], device: str) -> Tensor:
-    import torch
-
-    return torch.tensor(rows, dtype=torch.int64).cumsum(0).to(torch.int32).to(device)
 
 
 def groups_of(x: GroupedInputs) -> list[tuple[int, int, int]]:
@@ -106,7 +100,7 @@ def reroute(shape: GroupedShape, x: GroupedInputs, seed: int) -> bool:
     if shape.shared or shape.block:
         return False
     rows = other_rows(shape.rows, seed)
-    x.offs.copy_(_ends(rows, "cpu"))
+    x.offs.copy_(ends(rows, "cpu"))
     return rows != shape.rows
 
 
@@ -242,6 +236,7 @@ def prepare_triton_flat_bwd(x: BackwardInputs) -> Run:
 
 
 def prepare_torch_loop(x: GroupedInputs) -> Run:
+    """One torch.matmul for each group that has rows, sizes known on the host, into one output."""
     import torch
 
     problems = [(x.a[start:end], x.b[e], start, end) for e, start, end in groups_of(x) if start < end]
@@ -257,6 +252,7 @@ def prepare_torch_loop(x: GroupedInputs) -> Run:
 
 
 def prepare_torch_grouped_mm(x: GroupedInputs) -> Run:
+    """torch.nn.functional.grouped_mm: CUTLASS pointer-array kernels on Hopper, offsets on the device."""
     import torch.nn.functional as F
 
     a, b = aligned(x.a), aligned(x.b)
@@ -264,15 +260,15 @@ def prepare_torch_grouped_mm(x: GroupedInputs) -> Run:
 
 
 def prepare_aten_grouped_mm(x: GroupedInputs) -> Run:
-    """Pack a tensor list in each call, as TritonBench's baseline does."""
+    """torch_grouped_mm with the packing of a list of tensors timed; TritonBench's baseline of grouped_gemm."""
     import torch
     import torch.nn.functional as F
 
-    groups, weights, ends = torch.split(x.a, list(x.rows)), x.b.unbind(), list(itertools.accumulate(x.rows))
+    groups, weights, last = torch.split(x.a, list(x.rows)), x.b.unbind(), list(itertools.accumulate(x.rows))
 
     def run() -> Tensor:
         a, b = _padded(torch.cat(groups)), _padded(torch.stack(weights))
-        return F.grouped_mm(a, b, offs=torch.tensor(ends, device=a.device, dtype=torch.int32))
+        return F.grouped_mm(a, b, offs=torch.tensor(last, device=a.device, dtype=torch.int32))
 
     return run
 
@@ -286,6 +282,7 @@ def _padded(x: Tensor) -> Tensor:
 
 
 def prepare_triton_pointer(x: GroupedInputs) -> Run:
+    """Device tables of pointers and sizes, static schedule; after Triton's tutorial 08-grouped-gemm."""
     import torch
 
     from groupbench.kernels.grouped_gemm.pointer import prepare_pointer_packed
@@ -294,6 +291,7 @@ def prepare_triton_pointer(x: GroupedInputs) -> Run:
 
 
 def prepare_triton_contiguous(x: GroupedInputs) -> Run:
+    """One expert per block of rows, super-grouped persistent order; after gpu-mode/triton-tutorials lesson 5."""
     from groupbench.kernels.grouped_gemm.contiguous import prepare_blocks, prepare_contiguous
 
     w = x.b.transpose(1, 2)
@@ -316,6 +314,7 @@ def _packed_only(backend: Backend) -> Backend:
 
 
 def prepare_cuda_cluster(x: GroupedInputs) -> Run:
+    """CUDA C++ for Hopper: clusters of two SMs share loads of B by multicast; after CUTLASS."""
     from groupbench.kernels.grouped_gemm.cluster import prepare_cluster
     from groupbench.kernels.grouped_gemm.cluster_tiles import unsuitable
     from groupbench.kernels.grouped_gemm.support import stored_weights
@@ -328,6 +327,7 @@ def prepare_cuda_cluster(x: GroupedInputs) -> Run:
 
 
 def prepare_groupbench(x: GroupedInputs) -> Run:
+    """groupbench.kernels.ops.grouped_mm: what a model calls, with the kernel that it chooses for the problem."""
     from groupbench.kernels import ops
 
     a, b = aligned(x.a), x.b
@@ -346,6 +346,7 @@ def prepare_groupbench_bwd(x: BackwardInputs) -> Run:
 
 
 def prepare_torch_compile(x: GroupedInputs) -> Run:
+    """torch.compile of grouped_mm with Inductor's Triton template alone, tuned by Inductor for the problem."""
     from groupbench.operators.catalog.inductor import prepare_grouped_mm
 
     return prepare_grouped_mm(aligned(x.a), aligned(x.b), x.offs)
@@ -358,58 +359,20 @@ def no_inductor_template(target: Target) -> str | None:
 
 
 BACKENDS = (
-    Backend(
-        "torch_loop",
-        prepare_torch_loop,
-        "one torch.matmul for each group that has rows, sizes known on the host, into one output",
-        prepare_bwd=prepare_torch_loop_bwd,
-    ),
-    Backend(
-        "torch_grouped_mm",
-        prepare_torch_grouped_mm,
-        "torch.nn.functional.grouped_mm: CUTLASS pointer-array kernels on Hopper, offsets on the device",
-        prepare_bwd=prepare_torch_grouped_mm_bwd,
-    ),
-    Backend(
-        "aten_grouped_mm",
-        prepare_aten_grouped_mm,
-        "torch_grouped_mm with the packing of a list of tensors timed; TritonBench's baseline of grouped_gemm",
-        only_as_baseline=True,
-    ),
-    triton(
-        "groupbench",
-        prepare_groupbench,
-        "groupbench.kernels.ops.grouped_mm: what a model calls, with the kernel that it chooses for the problem",
-        prepare_bwd=prepare_groupbench_bwd,
-    ),
-    Backend(
-        "torch_compile",
-        prepare_torch_compile,
-        "torch.compile of grouped_mm with Inductor's Triton template alone, tuned by Inductor for the problem",
-        unavailable=no_inductor_template,
-    ),
-    triton(
-        "triton_pointer",
-        prepare_triton_pointer,
-        "device tables of pointers and sizes, static schedule; after Triton's tutorial 08-grouped-gemm",
-    ),
+    described(prepare_torch_loop, prepare_bwd=prepare_torch_loop_bwd),
+    described(prepare_torch_grouped_mm, prepare_bwd=prepare_torch_grouped_mm_bwd),
+    described(prepare_aten_grouped_mm, only_as_baseline=True),
+    described(prepare_groupbench, triton, prepare_bwd=prepare_groupbench_bwd),
+    described(prepare_torch_compile, unavailable=no_inductor_template),
+    described(prepare_triton_pointer, triton),
     triton(
         "triton_flat",
         lazy("grouped_gemm.flat:prepare_flat", "a b offs", {"a": aligned}),
         "one flat loop over all tiles, TMA loads, ragged TMA store; after triton_kernels' persistent matmul",
         prepare_bwd=prepare_triton_flat_bwd,
     ),
-    Backend(
-        "cuda_cluster",
-        prepare_cuda_cluster,
-        "CUDA C++ for Hopper: clusters of two SMs share loads of B by multicast; after CUTLASS",
-        unavailable=no_cluster,
-    ),
-    triton(
-        "triton_contiguous",
-        prepare_triton_contiguous,
-        "one expert per block of rows, super-grouped persistent order; after gpu-mode/triton-tutorials lesson 5",
-    ),
+    described(prepare_cuda_cluster, unavailable=no_cluster),
+    described(prepare_triton_contiguous, triton),
     helion(
         "helion_jagged",
         lazy("grouped_gemm.helion_jagged:prepare_helion_jagged", "a b offs"),

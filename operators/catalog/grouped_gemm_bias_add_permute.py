@@ -17,7 +17,7 @@ from itertools import cycle
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from groupbench.operators.catalog.backends import drawing, lazy, triton
+from groupbench.operators.catalog.backends import described, drawing, lazy, triton
 from groupbench.operators.catalog.inductor import compiled, no_gpu_to_compile_for
 from groupbench.operators.dtypes import BYTES
 from groupbench.operators.operator import Backend, Operator, Run
@@ -231,11 +231,15 @@ def steps(group: Group, op: str) -> Tensor:
 
 
 def prepare_torch_unfused(x: FusedInputs) -> Run:
+    """torch's own operations per group: a product, an addition, E, and a copy of the permuted view."""
     return lambda: tuple(steps(group, x.op) for group in x.groups)
 
 
 def prepare_torch_linear(x: FusedInputs) -> Run:
-    """Add the bias in the product, and write the last operation's result through the permuted view."""
+    """torch.nn.functional.linear per group, then E written to the permuted view: the fewest passes.
+
+    Add the bias in the product, and write the last operation's result through the permuted view.
+    """
     import torch
     import torch.nn.functional as F
 
@@ -255,7 +259,10 @@ def prepare_torch_linear(x: FusedInputs) -> Run:
 
 
 def prepare_torch_compile(x: FusedInputs, max_autotune: bool = False) -> Run:
-    """Compile one function for all groups and these sizes."""
+    """torch.compile of torch_unfused, all groups in one function: cuBLAS products, the rest generated.
+
+    Compile one function for all groups and these sizes.
+    """
     return compiled(lambda groups: tuple(steps(group, x.op) for group in groups), x.groups, max_autotune=max_autotune)
 
 
@@ -274,22 +281,6 @@ def corners() -> dict[str, tuple[GroupSize, ...]]:
         "no_sum": _listed("1x2x16:2x8:0", "1x2x16:2x8:16"),
         "one_group": _listed("2x2x32:2x32:64"),
     }
-
-
-def _example() -> tuple[FusedShape, ...]:
-    return tuple(FusedShape(example_groups(), op) for op in OPS)
-
-
-def _random() -> tuple[FusedShape, ...]:
-    return tuple(FusedShape(random_groups(G, seed=G), op) for G in (1, 16, 64) for op in ("mul", "none"))
-
-
-def _corners() -> tuple[FusedShape, ...]:
-    return tuple(FusedShape(groups, "mul") for groups in corners().values())
-
-
-def _smoke() -> tuple[FusedShape, ...]:
-    return tuple(FusedShape(groups, op) for groups, op in zip(corners().values(), cycle(OPS), strict=False))
 
 
 def _attention() -> tuple[FusedShape, ...]:
@@ -329,22 +320,9 @@ GROUPED_GEMM_BIAS_ADD_PERMUTE = Operator(
     name="grouped_gemm_bias_add_permute",
     baseline="torch_unfused",
     backends=(
-        Backend(
-            "torch_unfused",
-            prepare_torch_unfused,
-            "torch's own operations per group: a product, an addition, E, and a copy of the permuted view",
-        ),
-        Backend(
-            "torch_linear",
-            prepare_torch_linear,
-            "torch.nn.functional.linear per group, then E written to the permuted view: the fewest passes",
-        ),
-        Backend(
-            "torch_compile",
-            prepare_torch_compile,
-            "torch.compile of torch_unfused, all groups in one function: cuBLAS products, the rest generated",
-            unavailable=no_gpu_to_compile_for,
-        ),
+        described(prepare_torch_unfused),
+        described(prepare_torch_linear),
+        described(prepare_torch_compile, unavailable=no_gpu_to_compile_for),
         Backend(
             "torch_compile_max",
             lambda x: prepare_torch_compile(x, max_autotune=True),
@@ -359,12 +337,14 @@ GROUPED_GEMM_BIAS_ADD_PERMUTE = Operator(
     ),
     suites=Suites(
         {
-            "example": _example,
-            "random": _random,
+            "example": lambda: tuple(FusedShape(example_groups(), op) for op in OPS),
+            "random": lambda: tuple(
+                FusedShape(random_groups(G, seed=G), op) for G in (1, 16, 64) for op in ("mul", "none")
+            ),
             "attention": _attention,
             "depthwise": _depthwise,
-            "corners": _corners,
-            "smoke": _smoke,
+            "corners": lambda: tuple(FusedShape(groups, "mul") for groups in corners().values()),
+            "smoke": lambda: tuple(map(FusedShape, corners().values(), cycle(OPS))),
         }
     ),
     parse_shape=parse_shape,

@@ -20,14 +20,8 @@ if TYPE_CHECKING:
 
 # The forward's backends that take weights in either layout without a copy.
 BACKENDS = (
-    "torch_loop",
-    "torch_grouped_mm",
-    "triton_pointer",
-    "triton_flat",
-    "cuda_cluster",
-    "helion_jagged",
-    "helion_persistent",
-    "helion_worklist",
+    *("torch_loop", "torch_grouped_mm", "triton_pointer", "triton_flat", "cuda_cluster"),
+    *("helion_jagged", "helion_persistent", "helion_worklist"),
 )
 
 

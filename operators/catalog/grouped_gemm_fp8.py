@@ -19,7 +19,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from groupbench.operators.catalog import placements, shapes
-from groupbench.operators.catalog.backends import lazy, not_hopper
+from groupbench.operators.catalog.backends import described, ends, lazy, not_hopper
 from groupbench.operators.catalog.grouped_gemm import flops, group_bounds, reroute
 from groupbench.operators.catalog.shapes import GroupedShape
 from groupbench.operators.errors import Unavailable
@@ -79,8 +79,7 @@ def make_inputs(shape: GroupedShape, dtype: str, device: str, seed: int, blockwi
         values, scale = of_weights(draw(N))
         b[g].copy_(values)
         scale_b[g].copy_(scale)
-    ends = torch.tensor(shape.rows, dtype=torch.int64).cumsum(0).to(torch.int32).to(device)
-    return Fp8Inputs(a, scale_a, b, scale_b, ends, shape.rows)
+    return Fp8Inputs(a, scale_a, b, scale_b, ends(shape.rows, device), shape.rows)
 
 
 @dataclass(frozen=True)
@@ -180,7 +179,10 @@ def min_bytes_backward(shape: GroupedShape, dtype: str) -> int:
 
 
 def prepare_torch_loop(x: Fp8Inputs) -> Run:
-    """Call cuBLASLt for each group, on copied scales: they have to start at a multiple of 16 bytes."""
+    """One row-wise torch._scaled_mm for each group that has rows, sizes known on the host, into one output.
+
+    Call cuBLASLt for each group, on copied scales: they have to start at a multiple of 16 bytes.
+    """
     import torch
 
     _require_multiples_of_16(x)
@@ -214,6 +216,7 @@ def _require_scales_by_row(x: Fp8Inputs) -> None:
 
 
 def prepare_torch_scaled_grouped_mm(x: Fp8Inputs, fast_accum: bool = False) -> Run:
+    """torch.nn.functional.scaled_grouped_mm, sums promoted to fp32: CUTLASS pointer-array kernels on Hopper."""
     import torch
     import torch.nn.functional as F
 
@@ -270,7 +273,8 @@ def prepare_torch_loop_blockwise(x: Fp8Inputs) -> Run:
     return run
 
 
-def prepare_cuda_cluster(x: Fp8Inputs) -> Run:
+def prepare_cuda_cluster_fast(x: Fp8Inputs) -> Run:
+    """grouped_gemm's cuda_cluster with scales before the stores, sums that stay in the tensor cores."""
     from groupbench.kernels.grouped_gemm.cluster_fp8 import prepare_cluster_fp8, why_not_cluster_fp8
 
     if reason := why_not_cluster_fp8(x.a, x.b):
@@ -286,14 +290,13 @@ def prepare_torch_bwd(step: Fp8Step, fast_accum: bool = True) -> Run:
     _require_multiples_of_16(needs)
     bt, at = step.bt.transpose(1, 2), step.at.t()
     # Ends of the padded groups, and scales of all columns of a group, [G * N] and [G * K].
-    ends = torch.tensor([math.ceil(rows / BLOCK) for rows in x.rows], device=x.offs.device).cumsum(0) * BLOCK
-    ends = ends.to(torch.int32)
+    padded = ends(tuple(math.ceil(rows / BLOCK) * BLOCK for rows in x.rows), x.offs.device)
     scales = step.scale_dct.flatten(), step.scale_at.flatten()
 
     def run() -> tuple[Tensor, Tensor]:
         multiply = partial(torch._scaled_grouped_mm, out_dtype=torch.bfloat16, use_fast_accum=fast_accum)
         da = multiply(step.dc, bt, step.scale_dc, step.scale_bt, offs=x.offs)
-        db = multiply(step.dct, at, *scales, offs=ends)
+        db = multiply(step.dct, at, *scales, offs=padded)
         return da, step.main_grad + db
 
     return run
@@ -332,14 +335,20 @@ def prepare_triton_bwd(step: Fp8Step, fast_accum: bool = False) -> Run:
     return lambda: (dgrad(), wgrad())
 
 
-def _with_forward(prepare: Callable[[Fp8Inputs], Run], prepare_bwd: Callable[[Fp8Step], Run]) -> dict[str, Any]:
-    """Return the `prepare_bwd` and `prepare_fwd_bwd` of a backend."""
+def _trained(backend: Backend, prepare_bwd: Callable[[Fp8Step], Run]) -> Backend:
+    """Return the backend with the modes bwd and fwd_bwd."""
 
     def both(step: Fp8Step) -> Run:
-        forward, backward = prepare(step.x), prepare_bwd(step)
+        forward, backward = backend.prepare(step.x), prepare_bwd(step)
         return lambda: (forward(), *backward())
 
-    return {"prepare_bwd": prepare_bwd, "prepare_fwd_bwd": both}
+    return replace(backend, prepare_bwd=prepare_bwd, prepare_fwd_bwd=both)
+
+
+def _flat(name: str, about: str, fast_accum: bool = False, tolerance: str | None = None) -> Backend:
+    prepare = lazy("grouped_gemm.fp8:prepare_fp8", "a scale_a b scale_b offs", fast_accum=fast_accum)
+    backend = Backend(name, prepare, about, kind="triton", unavailable=_TRITON, tolerance=tolerance)
+    return _trained(backend, partial(prepare_triton_bwd, fast_accum=fast_accum))
 
 
 def _groups(x: Fp8Inputs) -> list[tuple[int, int, int]]:
@@ -383,9 +392,6 @@ _TORCH_LOOP = _needs((8, 9), _ANY, "it needs fp8 tensor cores (capability 8.9 or
 _TORCH_GROUPED = _needs((9, 0), (11, 0), "scaled_grouped_mm is for Hopper and Blackwell (9.0, 10.0)")
 _TORCH_BLOCKWISE = _needs((9, 0), (10, 0), "cuBLASLt's 1x128 and 128x128 scales are for Hopper (9.0)")
 _FAST = "bf16_fast_accum"
-_OPERANDS = "a scale_a b scale_b offs"
-_FORWARD = lazy("grouped_gemm.fp8:prepare_fp8", _OPERANDS)
-_FORWARD_FAST = lazy("grouped_gemm.fp8:prepare_fp8", _OPERANDS, fast_accum=True)
 
 
 def _rowwise(suite: dict[str, GroupedShape]) -> tuple[GroupedShape, ...]:
@@ -424,52 +430,27 @@ GROUPED_GEMM_FP8 = Operator(
     name="grouped_gemm_fp8",
     baseline="torch_loop",
     backends=(
-        Backend(
-            "torch_loop",
-            prepare_torch_loop,
-            "one row-wise torch._scaled_mm for each group that has rows, sizes known on the host, into one output",
-            unavailable=_TORCH_LOOP,
-            **_with_forward(prepare_torch_loop, prepare_torch_loop_bwd),
+        _trained(described(prepare_torch_loop, unavailable=_TORCH_LOOP), prepare_torch_loop_bwd),
+        _trained(
+            described(prepare_torch_scaled_grouped_mm, unavailable=_TORCH_GROUPED),
+            partial(prepare_torch_bwd, fast_accum=False),
         ),
-        Backend(
-            "torch_scaled_grouped_mm",
-            prepare_torch_scaled_grouped_mm,
-            "torch.nn.functional.scaled_grouped_mm, sums promoted to fp32: CUTLASS pointer-array kernels on Hopper",
-            unavailable=_TORCH_GROUPED,
-            **_with_forward(prepare_torch_scaled_grouped_mm, partial(prepare_torch_bwd, fast_accum=False)),
+        _trained(
+            Backend(
+                "torch_scaled_grouped_mm_fast",
+                partial(prepare_torch_scaled_grouped_mm, fast_accum=True),
+                "the same with use_fast_accum: sums stay in the tensor cores",
+                unavailable=_TORCH_GROUPED,
+                tolerance=_FAST,
+            ),
+            prepare_torch_bwd,
         ),
-        Backend(
-            "torch_scaled_grouped_mm_fast",
-            partial(prepare_torch_scaled_grouped_mm, fast_accum=True),
-            "the same with use_fast_accum: sums stay in the tensor cores",
-            unavailable=_TORCH_GROUPED,
-            tolerance=_FAST,
-            **_with_forward(partial(prepare_torch_scaled_grouped_mm, fast_accum=True), prepare_torch_bwd),
-        ),
-        Backend(
+        _flat(
             "triton_flat",
-            _FORWARD,
             "grouped_gemm's triton_flat with scales in the epilogue, sums promoted to fp32 every 128 of K",
-            kind="triton",
-            unavailable=_TRITON,
-            **_with_forward(_FORWARD, prepare_triton_bwd),
         ),
-        Backend(
-            "triton_flat_fast",
-            _FORWARD_FAST,
-            "the same with sums that stay in the tensor cores",
-            kind="triton",
-            unavailable=_TRITON,
-            tolerance=_FAST,
-            **_with_forward(_FORWARD_FAST, partial(prepare_triton_bwd, fast_accum=True)),
-        ),
-        Backend(
-            "cuda_cluster_fast",
-            prepare_cuda_cluster,
-            "grouped_gemm's cuda_cluster with scales before the stores, sums that stay in the tensor cores",
-            unavailable=not_hopper,
-            tolerance=_FAST,
-        ),
+        _flat("triton_flat_fast", "the same with sums that stay in the tensor cores", True, _FAST),
+        described(prepare_cuda_cluster_fast, unavailable=not_hopper, tolerance=_FAST),
     ),
     suites=shapes.SUITES.each(_rowwise),
     parse_shape=parse_shape,
@@ -498,13 +479,9 @@ GROUPED_GEMM_FP8_BLOCKWISE = replace(
             "one torch.nn.functional.scaled_mm (cuBLASLt) for each group that has rows, sizes known on the host",
             unavailable=_TORCH_BLOCKWISE,
         ),
-        Backend(
+        _flat(
             "triton_flat",
-            _FORWARD,
             "grouped_gemm's triton_flat, each product of 128 of K scaled and added in fp32; recipe of DeepSeek-V3",
-            kind="triton",
-            unavailable=_TRITON,
-            **_with_forward(_FORWARD, prepare_triton_bwd),
         ),
     ),
     make_inputs=partial(make_inputs, blockwise=True),

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from groupbench.operators.catalog import placements, shapes
-from groupbench.operators.catalog.backends import aligned, helion, lazy, no_cluster, triton
+from groupbench.operators.catalog.backends import aligned, described, helion, lazy, no_cluster, triton
 from groupbench.operators.catalog.grouped_gemm import flops, group_bounds, make_backward_inputs, reroute
 from groupbench.operators.catalog.shapes import GroupedShape
 from groupbench.operators.dtypes import BYTES
 from groupbench.operators.errors import Unavailable
-from groupbench.operators.operator import Backend, Operator, Run
+from groupbench.operators.operator import Operator, Run
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -55,6 +55,7 @@ def min_bytes(shape: GroupedShape, dtype: str) -> int:
 
 
 def prepare_torch_loop(x: WgradInputs) -> Run:
+    """One torch.matmul for each group that has rows, sizes known on the host, into one output."""
     import torch
 
     left, right = _by_layout(x, x.a, x.dc)
@@ -74,6 +75,7 @@ def prepare_torch_loop(x: WgradInputs) -> Run:
 
 
 def prepare_torch_grouped_mm(x: WgradInputs) -> Run:
+    """torch.nn.functional.grouped_mm of two matrices: ragged along the sum, offsets on the device."""
     import torch.nn.functional as F
 
     left, right = _by_layout(x, aligned(x.a), aligned(x.dc))
@@ -83,6 +85,7 @@ def prepare_torch_grouped_mm(x: WgradInputs) -> Run:
 
 
 def prepare_cuda_cluster(x: WgradInputs) -> Run:
+    """CUDA C++ for Hopper: clusters of two SMs share loads by multicast; groups of warps take turns."""
     from groupbench.kernels.grouped_gemm.cluster_tiles import unsuitable
     from groupbench.kernels.grouped_gemm.cluster_wgrad import prepare_cluster_wgrad
 
@@ -102,27 +105,14 @@ GROUPED_GEMM_WGRAD = Operator(
     name="grouped_gemm_wgrad",
     baseline="torch_loop",
     backends=(
-        Backend(
-            "torch_loop",
-            prepare_torch_loop,
-            "one torch.matmul for each group that has rows, sizes known on the host, into one output",
-        ),
-        Backend(
-            "torch_grouped_mm",
-            prepare_torch_grouped_mm,
-            "torch.nn.functional.grouped_mm of two matrices: ragged along the sum, offsets on the device",
-        ),
+        described(prepare_torch_loop),
+        described(prepare_torch_grouped_mm),
         triton(
             "triton_flat",
             lazy("grouped_gemm.wgrad:prepare_wgrad", "a dc offs nk", {"a": aligned, "dc": aligned}),
             "persistent programs over the tiles of all groups, ragged TMA loads; heavy groups first if that is faster",
         ),
-        Backend(
-            "cuda_cluster",
-            prepare_cuda_cluster,
-            "CUDA C++ for Hopper: clusters of two SMs share loads by multicast; groups of warps take turns",
-            unavailable=no_cluster,
-        ),
+        described(prepare_cuda_cluster, unavailable=no_cluster),
         helion(
             "helion_jagged",
             lazy("grouped_gemm.helion_wgrad:prepare_helion_wgrad", "a dc offs nk"),

@@ -15,12 +15,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from groupbench.operators.catalog import models, moe
-from groupbench.operators.catalog.backends import triton
+from groupbench.operators.catalog.backends import described, triton
 from groupbench.operators.catalog.moe import MoeShape
 from groupbench.operators.catalog.moe_layer import decode
 from groupbench.operators.catalog.moe_unpermute import routing_weights
 from groupbench.operators.dtypes import BYTES, torch_dtype
-from groupbench.operators.operator import Backend, Operator, Run
+from groupbench.operators.operator import Operator, Run
 from groupbench.operators.suites import Suites
 
 if TYPE_CHECKING:
@@ -96,7 +96,10 @@ def min_bytes(shape: MoeShape, dtype: str) -> int:
 
 
 def prepare_torch(x: LayerW4Inputs) -> Run:
-    """Dequantise the weights of each expert in each call, and multiply with torch; sizes come from the ids."""
+    """Dequantise, matmul, gate, matmul, index_add for each expert that has rows.
+
+    Dequantise the weights of each expert in each call, and multiply with torch; sizes come from the ids.
+    """
     import torch
 
     from groupbench.kernels.four_bit.formats import dequantize
@@ -120,6 +123,7 @@ def prepare_torch(x: LayerW4Inputs) -> Run:
 
 
 def prepare_groupbench(x: LayerW4Inputs) -> Run:
+    """kernels.four_bit.FourBitExperts: counting sort, two products with packed weights, gate, weighted gather."""
     from groupbench.kernels.four_bit.layer import GPT_OSS, FourBitExperts
 
     experts = FourBitExperts(*x.operands, gate=GPT_OSS)
@@ -150,12 +154,8 @@ MOE_LAYER_W4A16 = Operator(
     name="moe_layer_w4a16",
     baseline="torch",
     backends=(
-        Backend("torch", prepare_torch, "dequantise, matmul, gate, matmul, index_add for each expert that has rows"),
-        triton(
-            "groupbench",
-            prepare_groupbench,
-            "kernels.four_bit.FourBitExperts: counting sort, two products with packed weights, gate, weighted gather",
-        ),
+        described(prepare_torch),
+        described(prepare_groupbench, triton),
     ),
     suites=Suites(
         {

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from groupbench.operators.catalog import moe
-from groupbench.operators.catalog.backends import drawing, lazy
+from groupbench.operators.catalog.backends import described, drawing, lazy
 from groupbench.operators.catalog.moe import MoeShape
 from groupbench.operators.dtypes import BYTES
 from groupbench.operators.operator import Backend, Operator, Run
@@ -76,7 +76,10 @@ def min_bytes(shape: MoeShape, dtype: str) -> int:
 
 
 def prepare_torch(x: PermuteInputs) -> Run:
-    """Prepare a stable sort, a search in the sorted ids and index_select, without host sync."""
+    """Stable sort of the ids, searchsorted, index_select and scatter; number of rows known on the host.
+
+    Prepare a stable sort, a search in the sorted ids and index_select, without host sync.
+    """
     import torch
 
     k, drops = x.ids.size(1), x.rows < x.ids.numel()
@@ -104,11 +107,7 @@ MOE_PERMUTE = Operator(
     name="moe_permute",
     baseline="torch",
     backends=(
-        Backend(
-            "torch",
-            prepare_torch,
-            "stable sort of the ids, searchsorted, index_select and scatter; number of rows known on the host",
-        ),
+        described(prepare_torch),
         Backend(
             "triton",
             lazy("moe.permute:prepare_permute", "x ids G"),

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from groupbench.operators.catalog import moe
-from groupbench.operators.catalog.backends import lazy
+from groupbench.operators.catalog.backends import described, lazy
 from groupbench.operators.catalog.moe import MoeShape
 from groupbench.operators.dtypes import BYTES, torch_dtype
 from groupbench.operators.operator import Backend, Operator, Run
@@ -84,7 +84,7 @@ def min_bytes(shape: MoeShape, dtype: str) -> int:
 
 
 def prepare_torch(x: UnpermuteInputs) -> Run:
-    """Prepare a row gather in token order, a product with the weights, and a sum over k."""
+    """index_select into the order of tokens, multiply, sum over k."""
     T, k = x.position.shape
     at = x.position.flatten().clamp_min(0)
     without_row = (x.position < 0).view(T, k, 1) if x.rows < at.numel() else None
@@ -99,7 +99,7 @@ def prepare_torch(x: UnpermuteInputs) -> Run:
 
 
 def prepare_torch_index_add(x: UnpermuteInputs) -> Run:
-    """Prepare an index_add over weighted rows: atomic adds in any order, with rounding at each addition."""
+    """Multiply, then index_add_ into zeros: atomics, with rounding at each addition."""
     T, k = x.position.shape
     token = x.order // k
 
@@ -116,15 +116,8 @@ MOE_UNPERMUTE = Operator(
     name="moe_unpermute",
     baseline="torch",
     backends=(
-        Backend(
-            "torch", prepare_torch, "index_select into the order of tokens, multiply, sum over k", tolerance=_SUMMED
-        ),
-        Backend(
-            "torch_index_add",
-            prepare_torch_index_add,
-            "multiply, then index_add_ into zeros: atomics, with rounding at each addition",
-            tolerance=_SUMMED,
-        ),
+        described(prepare_torch, tolerance=_SUMMED),
+        described(prepare_torch_index_add, tolerance=_SUMMED),
         Backend(
             "triton",
             lazy("moe.permute:prepare_unpermute", "y position weights"),

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from groupbench.operators.catalog.backends import ends
 from groupbench.operators.operator import Placement
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ def of_groups(x: GroupedInputs) -> Iterator[Placement]:
 
     def gather(index: list[int], rows: tuple[int, ...]) -> GroupedInputs:
         by_row: dict[str, Any] = {n: rows_at(getattr(x, n), index) for n in ("a", "scale_a") if hasattr(x, n)}
-        return replace(x, **by_row, offs=_ends(rows, x.offs), rows=rows)
+        return replace(x, **by_row, offs=ends(rows, x.offs.device), rows=rows)
 
     return placements(x.rows, gather)
 
@@ -63,7 +64,7 @@ def of_saved(y: BackwardInputs) -> Iterator[Placement]:
     """Yield batches of a grouped product's backward pass."""
 
     def gather(index: list[int], rows: tuple[int, ...]) -> BackwardInputs:
-        x = replace(y.x, a=rows_at(y.x.a, index), offs=_ends(rows, y.x.offs), rows=rows)
+        x = replace(y.x, a=rows_at(y.x.a, index), offs=ends(rows, y.x.offs.device), rows=rows)
         return replace(y, x=x, dc=rows_at(y.dc, index))
 
     return placements(y.x.rows, gather)
@@ -86,7 +87,7 @@ def of_sums(x: WgradInputs) -> Iterator[Placement]:
         start = sum(sizes[:kept])
         index[start : start + x.rows[kept]] = range(first, first + x.rows[kept])
         a, dc = (rows_at(tensor, index) for tensor in (x.a, x.dc))
-        inputs = replace(x, a=a, dc=dc, offs=_ends(tuple(sizes), x.offs), rows=tuple(sizes))
+        inputs = replace(x, a=a, dc=dc, offs=ends(tuple(sizes), x.offs.device), rows=tuple(sizes))
         yield Placement(inputs, kept, len(sizes))
 
 
@@ -114,9 +115,3 @@ def rows_at(x: Tensor, index: list[int]) -> Tensor:
     else:
         out.copy_(x[at])
     return out
-
-
-def _ends(rows: tuple[int, ...], offs: Tensor) -> Tensor:
-    import torch
-
-    return torch.tensor(rows, dtype=torch.int64).cumsum(0).to(offs.dtype).to(offs.device)

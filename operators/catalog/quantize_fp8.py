@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from groupbench.operators.catalog.backends import drawing, lazy
+from groupbench.operators.catalog.backends import described, drawing, lazy
 from groupbench.operators.dtypes import BYTES
 from groupbench.operators.operator import Backend, Operator, Run
 from groupbench.operators.sizes import fields_of, shape_parser, size
@@ -84,6 +84,7 @@ def min_bytes(shape: QuantizeShape, dtype: str) -> int:
 
 
 def prepare_torch(inputs: QuantizeInputs) -> Run:
+    """Absolute maximum, scale, multiply, clamp, cast: torch's own operations."""
     from groupbench.kernels.grouped_gemm import quantize
 
     function = quantize.quantize_blocks_reference if inputs.blockwise else quantize.quantize_rows_reference
@@ -98,7 +99,7 @@ QUANTIZE_FP8 = Operator(
     name="quantize_fp8",
     baseline="torch",
     backends=(
-        Backend("torch", prepare_torch, "absolute maximum, scale, multiply, clamp, cast: torch's own operations"),
+        described(prepare_torch),
         Backend(
             "triton",
             lazy("grouped_gemm.quantize:prepare_quantize", "x blockwise"),

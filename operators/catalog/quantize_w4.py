@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from groupbench.operators.catalog.backends import drawing
+from groupbench.operators.catalog.backends import described, drawing
 from groupbench.operators.dtypes import BYTES
-from groupbench.operators.operator import Backend, Operator, Run
+from groupbench.operators.operator import Operator, Run
 from groupbench.operators.sizes import fields_of, shape_parser, size
 from groupbench.operators.tolerances import Tolerance
 
@@ -90,6 +90,7 @@ def min_bytes(shape: PackShape, dtype: str) -> int:
 
 
 def prepare_torch(x: PackInputs) -> Run:
+    """Largest value of a group, scale, nearest code, two codes in a byte, by torch."""
     from groupbench.kernels.four_bit.formats import parse_format, quantize_reference
 
     fmt = parse_format(x.fmt)
@@ -97,6 +98,7 @@ def prepare_torch(x: PackInputs) -> Run:
 
 
 def prepare_triton(x: PackInputs) -> Run:
+    """One program for 16 rows of a group, which it reads once."""
     from groupbench.kernels.four_bit.quantize import prepare_quantize_w4
     from groupbench.kernels.four_bit.weight_format import parse_format
 
@@ -118,8 +120,8 @@ QUANTIZE_W4 = Operator(
     name="quantize_w4",
     baseline="torch",
     backends=(
-        Backend("torch", prepare_torch, "largest value of a group, scale, nearest code, two codes in a byte, by torch"),
-        Backend("triton", prepare_triton, "one program for 16 rows of a group, which it reads once", kind="triton"),
+        described(prepare_torch),
+        described(prepare_triton, kind="triton"),
     ),
     suites={"moe": _shapes((5760, 2880), (4096, 7168), (7168, 2048)), "smoke": _shapes((3, 128), (33, 256))},
     parse_shape=parse_shape,

@@ -196,10 +196,6 @@ def _smoke() -> dict[str, GroupedShape]:
     }
 
 
-def _tritonbench() -> dict[str, GroupedShape]:
-    return {f"n{n}": uniform(4, n, n, n, shared=True) for n in (1024, 2048, 4096, 8192)}
-
-
 def _seed() -> dict[str, GroupedShape]:
     """Return the problems of Helion's example (one B for all) and of gpu-mode's lesson 5, packed and interleaved."""
     lesson = {
@@ -223,25 +219,16 @@ def _phase(name: str) -> dict[str, GroupedShape]:
     return by_name
 
 
-def _sweep_batch() -> dict[str, GroupedShape]:
-    """Return Qwen3-30B's gate-up projection for 1 to 65,536 tokens."""
-    return {f"tokens{T}": _moe(128, 8 * T, 1536, 2048, "multinomial") for T in models.SWEEP_TOKENS}
-
-
-def _sweep_skew() -> dict[str, GroupedShape]:
-    """Return Qwen3-30B's gate-up projection for 4096 tokens, from balanced to most rows on one expert."""
-    return {f"skew_{routing}": _moe(128, 32768, 1536, 2048, routing) for routing in models.SWEEP_SKEW}
-
-
 SUITES: Suites[dict[str, GroupedShape]] = Suites(
     {
-        "tritonbench": _tritonbench,
+        "tritonbench": lambda: {f"n{n}": uniform(4, n, n, n, shared=True) for n in (1024, 2048, 4096, 8192)},
         "ragged": _ragged,
         "moe": _models,
         "smoke": _smoke,
         **{name: partial(_phase, name) for name in models.PHASES},
-        "sweep_batch": _sweep_batch,
-        "sweep_skew": _sweep_skew,
+        # Qwen3-30B's gate-up projection for 1 to 65,536 tokens; for 4096, from balanced to most rows on one expert.
+        "sweep_batch": lambda: {f"tokens{T}": _moe(128, 8 * T, 1536, 2048, "multinomial") for T in models.SWEEP_TOKENS},
+        "sweep_skew": lambda: {f"skew_{loads}": _moe(128, 32768, 1536, 2048, loads) for loads in models.SWEEP_SKEW},
         "seed": _seed,
     }
 )
@@ -287,7 +274,7 @@ def parse(text: str) -> GroupedShape:
 
 
 def parse_packed(text: str) -> GroupedShape:
-    """Parse a shape as `parse` does, of rows that are together for each expert. Raises ValueError."""
+    """Parse a shape as `parse` does, with the rows of an expert together. Raises ValueError."""
     shape = parse(text)
     if shape.block:
         raise ValueError(f"shape {text!r}: interleaved rows are an input of grouped_gemm alone")

@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from groupbench.operators.catalog.backends import drawing, lazy
+from groupbench.operators.catalog.backends import described, drawing, lazy
 from groupbench.operators.dtypes import BYTES, dtype_name
 from groupbench.operators.operator import Backend, Example, Operator, Run
 from groupbench.operators.sizes import fields_of, shape_parser, size
@@ -94,6 +94,7 @@ def min_bytes(shape: VectorShape, dtype: str) -> int:
 
 
 def prepare_torch(inputs: VectorInputs) -> Run:
+    """torch's own addition."""
     return lambda: inputs.x + inputs.y
 
 
@@ -101,7 +102,7 @@ VECTOR_ADD = Operator(
     name="vector_add",
     baseline="torch",
     backends=(
-        Backend("torch", prepare_torch, "torch's own addition"),
+        described(prepare_torch),
         Backend(
             "triton",
             lazy("elementwise:prepare_add", "x y"),

@@ -83,7 +83,7 @@ class W4Shape:
 
 
 def parse(text: str, fp8: bool) -> W4Shape:
-    """Parse a shape. Raises ValueError that names the fault and the right form."""
+    """Parse a shape. Raises ValueError with the fault and the right form."""
     kept, fields = [], {"fmt": "mxfp4", "bias": "false", "scales": "rows"}
     choices = {"bias": ("true", "false"), "scales": ("rows", "1x128") if fp8 else ("rows",)}
     for part in split(text.strip()):

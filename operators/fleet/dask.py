@@ -12,6 +12,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from groupbench.operators.errors import GroupbenchError, UsageError
@@ -26,14 +27,17 @@ log = logging.getLogger(__name__)
 GPU = "GPU"
 """Resource of which a worker has one and a task takes one."""
 
-CARD_WAIT_S = 120.0
-"""Seconds that a batch waits for its card if that is gone, and then for any card of its kind."""
 
-SCHEDULER_CHECK_S = 2.0
-"""Seconds between two checks, while waiting for a batch, that the scheduler still exists."""
+@dataclass(frozen=True)
+class Times:
+    """The tuned numbers of fleets behind a scheduler, in seconds: choices, none of which a measurement depends on."""
 
-LOG_EVERY_S = 60.0
-"""Seconds between two log messages about the same wait."""
+    card_wait_s: float = 120.0  # that a batch waits for its card if that is gone, and then for any card of its kind
+    scheduler_check_s: float = 2.0  # between two checks, while waiting for a batch, that the scheduler still exists
+    log_every_s: float = 60.0  # between two log messages about the same wait
+
+
+TIMES = Times()
 
 Look = Callable[..., Card]
 Measure = Callable[[Batch], list[Record]]
@@ -108,13 +112,13 @@ class ScheduledFleet(Fleet):
         begun = logged_s = time.monotonic()
         while True:
             try:
-                records: list[Record] = future.result(timeout=SCHEDULER_CHECK_S)
+                records: list[Record] = future.result(timeout=TIMES.scheduler_check_s)
                 return records
             except TimeoutError:
                 if future.status == "error":  # the batch raised it; a finished one is only slow to fetch
                     raise
                 self._check_connected()  # a message sent while the connection breaks is never answered
-                if time.monotonic() >= logged_s + LOG_EVERY_S:
+                if time.monotonic() >= logged_s + TIMES.log_every_s:
                     logged_s = time.monotonic()
                     place = home.name if home else f"any worker with {model}"
                     log.info("waiting for %s on %s for %.0f s: %s", batch, place, logged_s - begun, future.status)
@@ -146,7 +150,7 @@ class DaskFleet(ScheduledFleet):
         *,
         plugins: Sequence[str] = (),
         look: Look | None = None,
-        patience_s: float = CARD_WAIT_S,
+        patience_s: float = TIMES.card_wait_s,
         **settings: Any,
     ) -> None:
         """Connect, and get the card of every worker.

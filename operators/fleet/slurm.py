@@ -20,15 +20,7 @@ from groupbench.operators.errors import GroupbenchError, UsageError
 from groupbench.operators.fleet import batch as batches
 from groupbench.operators.fleet import worker
 from groupbench.operators.fleet.batch import Batch, Card
-from groupbench.operators.fleet.dask import (
-    CARD_WAIT_S,
-    LOG_EVERY_S,
-    SCHEDULER_CHECK_S,
-    Look,
-    ScheduledFleet,
-    card_here,
-    settle,
-)
+from groupbench.operators.fleet.dask import TIMES, Look, ScheduledFleet, card_here, settle
 from groupbench.tracker.facts.record import Record
 
 log = logging.getLogger(__name__)
@@ -115,7 +107,7 @@ class SlurmFleet(ScheduledFleet):
         self._refused: dict[str, str] = {}  # reason by worker
         self._cluster, self._security = _scheduler(interface, local)
         super().__init__(self._cluster.get_client(), **settings)
-        self.client.run_on_scheduler(settle, patience_s=CARD_WAIT_S)
+        self.client.run_on_scheduler(settle, patience_s=TIMES.card_wait_s)
 
     def submit(self, work: Sequence[Batch]) -> list[Future[list[Record]]]:
         futures = super().submit(work)
@@ -138,14 +130,14 @@ class SlurmFleet(ScheduledFleet):
                 if not self._closed.is_set():
                     self.abandon(f"the scheduler is gone: {type(error).__name__}: {error}")
                 return
-            if time.monotonic() >= logged_s + LOG_EVERY_S:
+            if time.monotonic() >= logged_s + TIMES.log_every_s:
                 logged_s = time.monotonic()
                 states = sorted({str(job.state) for job in self._jobs})
                 log.info(
                     "%d batches wait for jobs, which are %s; %d cards have joined",
                     *(len(self._common), ", ".join(states), len(self._threads)),
                 )
-            self._closed.wait(SCHEDULER_CHECK_S / 4)
+            self._closed.wait(TIMES.scheduler_check_s / 4)
 
     def _admit_new(self) -> None:
         for address, name in self.client.run_on_scheduler(_names).items():

@@ -330,7 +330,7 @@ def _start(folder: Path, setup: Setup, arguments: list[str], timeout_s: float) -
 
 
 def _lost(event: Event, machine: Machine, run: Run, status: Status, message: str) -> Record:
-    """Return the record of a cell that was started and not finished."""
+    """Return the record of an unfinished cell."""
     return _record(msgspec.structs.replace(event, cell=event.begun, status=status, message=message), machine, run)
 
 

@@ -18,7 +18,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
 from multiprocessing.connection import Connection
@@ -38,16 +38,7 @@ from groupbench.operators.measure.invariance import batch_invariant
 from groupbench.operators.measure.keeper import Keeper
 from groupbench.operators.measure.protocol import CpuTimer, GpuTimer, Protocol, timer_of, timing_of
 from groupbench.operators.measure.texts import one_line
-from groupbench.operators.measure.wire import (
-    Burst,
-    Done,
-    Failure,
-    Job,
-    Prepared,
-    Request,
-    Seen,
-    Shown,
-)
+from groupbench.operators.measure.wire import Burst, Done, Failure, Job, Prepared, Request, Seen, Shown
 from groupbench.operators.operator import Backend, Operator
 from groupbench.operators.registry import get_backend, get_operator
 from groupbench.tracker.facts.record import Code
@@ -65,7 +56,7 @@ def serve(connection: Connection, file: int, device: str, idle: Callable[[], Non
     Args:
         idle: Is called once, as soon as no request waits.
     """
-    answer_requests(connection, CellHandler(file), VERBS, idle)
+    answer_requests(connection, CellHandler(file), idle)
 
 
 def serve_opened(connection: Connection, file: int, device: str) -> None:
@@ -80,16 +71,10 @@ def _open_gpu() -> None:
         torch.zeros(1, device="cuda")
 
 
-def answer_requests(
-    connection: Connection,
-    handler: Any,
-    verbs: Mapping[str, Callable[..., Any]],
-    idle: Callable[[], None] | None = None,
-) -> None:
-    """Answer requests until the pipe closes.
+def answer_requests(connection: Connection, handler: Any, idle: Callable[[], None] | None = None) -> None:
+    """Answer requests until the pipe closes. Each calls the method of `handler` that it names.
 
     Args:
-        verbs: The methods of `handler` that a request may call.
         idle: Called once, as soon as no request waits.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -105,7 +90,7 @@ def answer_requests(
         except (EOFError, OSError):
             return
         try:
-            reply = verbs[request.verb](handler, *request.arguments)
+            reply = getattr(handler, request.verb)(*request.arguments)
         except Unavailable as reason:
             reply = Failure("unavailable", one_line(str(reason)) or "its `prepare` gives no reason")
         except BaseException as error:
@@ -361,12 +346,7 @@ class CellHandler:
         self.ready.moves.refresh()
         return _shown_again(self)
 
-
-VERBS: dict[str, Callable[..., Any]] = {
-    name: method for name, method in vars(CellHandler).items() if callable(method) and not name.startswith("_")
-}
-"""The requests that this process answers."""
-VERBS["loaded"] = lambda handler: Seen(*loaded.watch().loaded())
+    loaded = staticmethod(lambda: Seen(*loaded.watch().loaded()))
 
 
 def _shown_again(handler: CellHandler) -> Shown:

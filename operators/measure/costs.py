@@ -39,6 +39,33 @@ class Costs(msgspec.Struct, frozen=True, tag=True):
     enqueue_ms: float | None = None  # host time of a call, later than that of `prepare`
 
 
+@dataclass(frozen=True)
+class Loads:
+    """The tuned numbers of measurements under load, and where each comes from.
+
+    An H200's counter of energy changes every 0.1 s, so that the first change comes 0.1 to 0.2 s after the start, and
+    the last one 0.2 s later. Longer spans lower the scatter little, because the card's own control of power changes
+    the clocks: it was 1.0 % over 16 repetitions of two products with spans of 0.3 and of 0.6 s.
+    """
+
+    loop_ms: float = 20.0  # a loop without waits
+    loops: int = 5
+    fewest_calls: int = 10
+    most_calls: int = 500
+    rest_s: float = 0.1  # before the idle power is measured: the power of an H200 falls within 0.1 s
+    idle_s: float = 0.2  # over which it is
+    warm_s: float = 0.1  # of calls before the counter is read: the first 0.1 s of a load take up to 25 % more power
+    span_s: float = 0.18  # between its first and last change
+    longest_s: float = 2.5  # if it rarely changes
+    least_ticks: int = 3  # changes under load, which come every 20 to 100 ms; power is the slope over them
+    # GPU time of the calls that are enqueued together. It must exceed several readings of the counter, each of which
+    # may take the host 5 ms: with batches of 2 ms the GPU was idle half of the time.
+    batch_s: float = 0.02
+    backlog: int = 1  # batches behind the running one, so that the GPU never waits for the host
+
+
+LOADS = Loads()
+
 MEMORY, KERNELS, EAGER, ENERGY, COLD, INVARIANCE = "memory", "kernels", "eager", "energy", "cold", "invariance"
 CHEAP = (MEMORY,)
 """The costs measured by default: they take milliseconds and do not change the process."""
@@ -313,18 +340,15 @@ def _name(driver: Any, node: int) -> str:
 
 # ---- a loop without waits
 
-LOOP_MS, LOOPS = 20.0, 5
-FEWEST_CALLS, MOST_CALLS = 10, 500
-
 
 def eager_ms(run: Callable[[], Any], call_ms: float, synchronize: Callable[[], None]) -> float:
     """Return the time per call in ms for calls without waits between them, the median over a few loops.
 
     A call takes as long as the host needs for it or the GPU, whichever is longer. Inputs are in L2 if they fit.
     """
-    calls = min(max(round(LOOP_MS / max(call_ms, 1e-3)), FEWEST_CALLS), MOST_CALLS)
+    calls = min(max(round(LOADS.loop_ms / max(call_ms, 1e-3)), LOADS.fewest_calls), LOADS.most_calls)
     times = []
-    for _ in range(LOOPS):
+    for _ in range(LOADS.loops):
         synchronize()
         begun = _now()
         for _ in range(calls):
@@ -335,23 +359,6 @@ def eager_ms(run: Callable[[], Any], call_ms: float, synchronize: Callable[[], N
 
 
 # ---- energy
-
-REST_S, IDLE_S = 0.1, 0.2
-"""Rest before the idle power is measured, and the time over which it is. The power of an H200 falls within 0.1 s."""
-WARM_S, SPAN_S, LONGEST_S = 0.1, 0.18, 2.5
-"""Seconds of calls before the counter is read, between its first and last change, and at most if it rarely changes.
-
-An H200's counter changes every 0.1 s, so that the first change comes 0.1 to 0.2 s after the start, and the last one 0.2
-s later. Longer spans lower the scatter little, because the card's own control of power changes the clocks: it was 1.0 %
-over 16 repetitions of two products with spans of 0.3 and of 0.6 s. The first 0.1 s of a load takes up to 25 % more
-power."""
-LEAST_TICKS = 3
-"""Minimum number of changes of the counter under load, which come every 20 to 100 ms. Power is the slope over them."""
-BATCH_S = 0.02
-"""GPU time in seconds of the calls that are enqueued together. It must exceed several readings of the counter, each of
-which may take the host 5 ms: with batches of 2 ms the GPU was idle half of the time."""
-BACKLOG = 1
-"""Batches enqueued behind the running one, so that the GPU never waits for the host. At the end they are waited for."""
 
 
 @dataclass(frozen=True)
@@ -365,10 +372,10 @@ class Energy:
 
 def idle_watts(joules: Callable[[], float], sleep: Callable[[float], None] = time.sleep) -> float | None:
     """Return the power of the idle GPU in watts, after a rest. None if the counter does not change."""
-    sleep(REST_S)
+    sleep(LOADS.rest_s)
     ticks = _Ticks(joules)
-    end = _now() + IDLE_S
-    while _now() < end or (len(ticks.at) < 2 and _now() < end + IDLE_S):
+    end = _now() + LOADS.idle_s
+    while _now() < end or (len(ticks.at) < 2 and _now() < end + LOADS.idle_s):
         ticks.look()
         sleep(0.005)
     return ticks.watts()
@@ -386,13 +393,13 @@ def energy(
     The GPU is kept busy. Power is the counter's slope between changes; a call's energy is this power times the mean
     time from one call to the next, by the GPU's clock. None if the counter does not change.
     """
-    batch = max(1, round(1e3 * BATCH_S / max(call_ms, 1e-3)))
+    batch = max(1, round(1e3 * LOADS.batch_s / max(call_ms, 1e-3)))
     pending: deque[Any] = deque()
     ticks: _Ticks | None = None
     first: Any = None
     calls, begun = 0, _now()
     while True:
-        while len(pending) <= BACKLOG:
+        while len(pending) <= LOADS.backlog:
             for _ in range(batch):
                 run()
             pending.append(event())
@@ -403,9 +410,9 @@ def energy(
         if ticks is not None:
             ticks.look()  # if the host is slower than the GPU, no batch is ever waited for
             calls += batch
-            if ticks.enough or _now() - begun >= WARM_S + LONGEST_S:
+            if ticks.enough or _now() - begun >= LOADS.warm_s + LOADS.longest_s:
                 break
-        elif _now() - begun >= WARM_S:
+        elif _now() - begun >= LOADS.warm_s:
             ticks, first = _Ticks(joules), last
     synchronize()
     watts = ticks.watts()
@@ -433,7 +440,7 @@ class _Ticks:
     @property
     def enough(self) -> bool:
         """Return whether the changes are as many and as far apart as the slope needs."""
-        return len(self.at) >= LEAST_TICKS and self.at[-1][0] - self.at[0][0] >= SPAN_S
+        return len(self.at) >= LOADS.least_ticks and self.at[-1][0] - self.at[0][0] >= LOADS.span_s
 
     def watts(self) -> float | None:
         """Return the slope in units of the counter per second; None with fewer than two changes."""

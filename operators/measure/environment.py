@@ -28,12 +28,8 @@ from groupbench.tracker.facts.record import PACKAGE, Environment, cut
 
 # Environment variables that change the compiled code or its execution.
 SETTING_PREFIXES = (
-    "TRITON_",
-    "HELION_",
-    "TORCHINDUCTOR_",
-    "NVIDIA_TF32_OVERRIDE",
-    "CUBLAS_WORKSPACE_CONFIG",
-    "PYTORCH_CUDA",
+    *("TRITON_", "HELION_", "TORCHINDUCTOR_", "PYTORCH_CUDA"),
+    *("NVIDIA_TF32_OVERRIDE", "CUBLAS_WORKSPACE_CONFIG"),
 )
 # ... but for those that only say where things lie.
 PLACES = ("_DIR", "_PATH", "_HOME", "_CACHE")

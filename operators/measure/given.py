@@ -70,20 +70,25 @@ def named_tensors(inputs: Any) -> Iterator[tuple[str, Tensor]]:
             yield name, tensor
 
 
-def named_arrays(inputs: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+def named_arrays(inputs: Any) -> Iterator[tuple[str, Any]]:
     """Yield the same names as `named_tensors`, with NumPy arrays unconverted. This does not import torch."""
-    if is_tensor(inputs) or is_numpy(inputs):
-        yield name or "x", inputs
-        return
-    parts: Iterable[tuple[str, Any]] = ()
+    return ((name, value) for name, value in named_leaves(inputs) if is_tensor(value) or is_numpy(value))
+
+
+def named_leaves(inputs: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the tensors, arrays and other values in dataclasses, sequences and mappings, with their names."""
+    parts: Iterable[tuple[str, Any]]
     if dataclasses.is_dataclass(inputs) and not isinstance(inputs, type):
         parts = ((f"{name}.{field.name}", getattr(inputs, field.name)) for field in dataclasses.fields(inputs))
     elif isinstance(inputs, Mapping):
         parts = ((f"{name}[{key!r}]", value) for key, value in inputs.items())
     elif isinstance(inputs, (tuple, list)):
         parts = ((f"{name}[{number}]", value) for number, value in enumerate(inputs))
+    else:
+        yield name or "x", inputs
+        return
     for part, value in parts:
-        yield from named_arrays(value, part.removeprefix("."))
+        yield from named_leaves(value, part.removeprefix("."))
 
 
 def place_sums(bits: Tensor) -> list[int]:

@@ -12,7 +12,8 @@ import gc
 import math
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -32,20 +33,30 @@ from groupbench.operators.measure.wire import Done, Failure, Job, Paced
 from groupbench.operators.tolerances import TOLERANCES, Tolerance, table_of
 from groupbench.tracker.facts.record import Accuracy, Environment
 
-LOCAL = 6.0
-"""Tolerance of a row, block or element for random inputs, as a multiple of the tolerance of the whole output."""
+
+@dataclass(frozen=True)
+class Precision:
+    """The tuned numbers of a judgement, and where each comes from.
+
+    The relative RMS error of a timed result of n elements may be `coarser + spread / sqrt(n)` times that of the first
+    one, or of one rounding. Moved inputs keep their magnitudes, so an honest backend's errors agree within a few per
+    cent if n is large. int8 in place of bf16 has three to seven times the error.
+    """
+
+    local: float = 6.0  # tolerance of a row, block or element of random inputs, in units of that of the whole output
+    coarser: float = 1.5
+    spread: float = 8.0
+    least_sure: int = 64  # elements
+    # Relative RMS error of one rounding, in units of the dtype's roundoff. A first result may be exact, for small
+    # integers as inputs, and a result for the moved inputs is rounded.
+    rounded: float = 0.42
+    slack: float = 4.0  # for rows and elements on moved inputs, in units of the tolerance, which stale ones exceed
+    rerouted_slack: float = 10.0  # the same under another routing
 
 
-COARSER, SPREAD, LEAST_SURE = 1.5, 8.0, 64
-"""The relative RMS error of a timed result of n >= LEAST_SURE elements may be COARSER + SPREAD / sqrt(n) times that of
-the first one, or of one rounding. Moved inputs keep their magnitudes, so an honest backend's errors agree within a few
-per cent if n is large. int8 in place of bf16 has three to seven times the error."""
-
-ROUNDED = 0.42
-"""Relative RMS error of one rounding, in units of the dtype's roundoff. A first result may be exact, for small
-integers as inputs, and a result for the moved inputs is rounded."""
-SUMMED = {"fp32": 6e-7, "fp64": 1e-14}
-"""The same for dtypes that are also summed in: of K = 4096 terms."""
+PRECISION = Precision()
+_SUMMED = {"fp32": 6e-7, "fp64": 1e-14}
+"""Relative RMS error of one rounding of the dtypes that are also summed in: of K = 4096 terms."""
 
 LATE = "the output is not the one that was kept: it has changed since the burst"
 """The fault of an output whose sum is not the one that was named with the burst."""
@@ -89,7 +100,7 @@ JudgeAnswer = OutputJudgement | Told | Examined | Paced | Done | Failure
 
 def serve(connection: Connection, file: int, device: str) -> None:
     """Answer requests until the pipe closes. A GPU is made ready as soon as no request waits."""
-    answer_requests(connection, _Judge(), VERBS, _make_ready if device == "cuda" else None)
+    answer_requests(connection, _Judge(), _make_ready if device == "cuda" else None)
 
 
 def _make_ready() -> None:
@@ -261,10 +272,10 @@ class _Judge:
         operator, dtype, device = problem.operator, problem.job.dtype, problem.job.device
         tolerance = _tolerance(operator, row, dtype).with_overrides(rtol, atol)
         # A row or an element of drawn inputs may cancel to next to nothing; a stale one is off by as much as it is.
-        local = 1.0 if slack == 1 else LOCAL
+        local = 1.0 if slack == 1 else PRECISION.local
         wide = slack * local
         rms = slack * tolerance.rms
-        if first_rms is not None and sent.size >= LEAST_SURE:
+        if first_rms is not None and sent.size >= PRECISION.least_sure:
             rms = min(rms, _coarsest(first_rms, sent.size, operator.output_dtype(dtype)))
         local *= slack * tolerance.rms / rms if rms else 1.0
         tolerance = Tolerance(rms, wide * tolerance.rtol, wide * tolerance.atol)
@@ -291,17 +302,11 @@ class _Judge:
         return Done()
 
 
-VERBS: dict[str, Callable[..., Any]] = {
-    name: method for name, method in vars(_Judge).items() if callable(method) and not name.startswith("_")
-}
-"""The requests that this process answers."""
-
-
 def _coarsest(first_rms: float, elements: int, dtype: str) -> float:
     """Return the largest relative RMS error of a timed result, given that of the first one."""
     name = dtype.partition("_")[0]
-    rounded = SUMMED[name] if name in SUMMED else _rounding(name)
-    return (COARSER + SPREAD / math.sqrt(elements)) * max(first_rms, rounded)
+    rounded = _SUMMED[name] if name in _SUMMED else _rounding(name)
+    return (PRECISION.coarser + PRECISION.spread / math.sqrt(elements)) * max(first_rms, rounded)
 
 
 def _rounding(name: str) -> float:
@@ -310,7 +315,7 @@ def _rounding(name: str) -> float:
 
     if name not in BYTES or not torch_dtype(name).is_floating_point:
         return 0.0
-    return ROUNDED * torch.finfo(torch_dtype(name)).eps / 2
+    return PRECISION.rounded * torch.finfo(torch_dtype(name)).eps / 2
 
 
 def _clocks() -> tuple[float, float, float]:

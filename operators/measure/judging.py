@@ -7,17 +7,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from groupbench.operators.measure.exchange import Sent
-from groupbench.operators.measure.judge import At, OutputJudgement, Told
+from groupbench.operators.measure.judge import PRECISION, At, OutputJudgement, Told
 from groupbench.operators.measure.wire import Failure, Job, Request
 from groupbench.operators.measure.worker import Judge, Worker
 from groupbench.operators.registry import get_backend, get_operator, home_of
 
 FIRST = At()
 """The inputs as made from the seed. A record's accuracy is measured on them, since histories compare it."""
-
-SLACK, REROUTED_SLACK = 4.0, 10.0
-"""Limits for rows and elements of results on moved inputs and under another routing, in units of the tolerance. A
-result that was not computed is off by far more."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +62,8 @@ class Judging:
         """
         # The inputs of a record's accuracy are the same every night. Those of other calls are drawn, and a result that
         # is close to a tolerance would be beyond it now and then.
-        slack = 1.0 if at == FIRST else SLACK if at.rerouted is None and at.special is None else REROUTED_SLACK
+        drawn = PRECISION.slack if at.rerouted is None and at.special is None else PRECISION.rerouted_slack
+        slack = 1.0 if at == FIRST else drawn
         arguments = (sent, self._worker.path, at, self._row, self._job.rtol, self._job.atol, slack, named, first_rms)
         judged: OutputJudgement | Failure = self.ask(Request("compare", arguments))
         return judged

@@ -19,13 +19,7 @@ class Keeper(Watch):
     buffers  copies of outputs of earlier bursts, whose memory is used again
     """
 
-    def __init__(
-        self,
-        inputs: moves.Moves,
-        device: str,
-        samples: int,
-        buffers: list[list[Any]] | None = None,
-    ) -> None:
+    def __init__(self, inputs: moves.Moves, device: str, samples: int, buffers: list[list[Any]] | None = None) -> None:
         self.inputs, self.device, self.samples = inputs, device, samples
         self.kept: list[tuple[int, str, list[Any]]] = []
         self.step = self.timed = self.room = 0
@@ -52,18 +46,16 @@ class Keeper(Watch):
         the other outputs are copied too, so reading an output takes as long whether it is kept or not.
         """
         form, parts = exchange.plain_parts(out, self.device)
-        if self.device == "cuda":
-            self.reserved = max(self.reserved, reserved_l2())
         self.room = self.room or room_for(size_of(parts), self.samples, self.device)
         self.timed += 1
         slot = len(self.kept)
         if slot >= self.room:
             slot = min(random.SystemRandom().randrange(self.timed), self.room)
-            if slot == self.room and self.device == "cuda":
-                return
-        copies = self._copied(slot, parts)
+        copies = self._copied(slot, parts) if slot < self.room or self.device == "cpu" else []
         if slot < self.room:
             self.kept[slot : slot + 1] = [(self.step, form, copies)]
+        if self.device == "cuda":
+            self.reserved = max(self.reserved, reserved_l2())
 
     def _copied(self, slot: int, parts: list[Any]) -> list[Any]:
         """Return copies of the parts, in this number's buffers if they are alike."""

@@ -36,26 +36,27 @@ T = TypeVar("T")
 ANSWERS: dict[str, Any] = {"prepare": Prepared, "burst": Burst, "show": Shown, "loaded": Seen}
 """The reply types of verbs, other than Done."""
 
-LOOKS, LOOK_S = 3, 0.2
-"""Number of timed calls of a burst that are judged, and the time of one judgement above which only one is. Half of the
-calls must lie to move a median."""
 
-BREAK_S = 0.2
-"""Length in s of a break that is made to find out whether a cell disturbs others."""
+@dataclass(frozen=True)
+class Checks:
+    """The tuned numbers of this module, and where each comes from.
 
-SETTLE_S, SETTLED_S = 5.0, 0.1
-"""Longest time in s to wait before the first burst for processes that preparation has started, and that of a look."""
+    A number without a reason is a choice between the length of a run and what the self-test's cheats need to be found.
+    """
 
-REPEATS, ACCUSED = 2, 2
-"""Number of times that a cell is measured again, if other work on the device kept its times from being checked, and the
-number of measurements whose processor times must be implausible before the backend is to blame."""
+    looks: int = 3  # timed calls of a burst that are judged: half of the calls must lie to move a median
+    look_s: float = 0.2  # time of one judgement above which only one call is judged
+    break_s: float = 0.2  # a break that is made to find out whether a cell disturbs others
+    settle_s: float = 5.0  # longest wait for processes that preparation has started: torch.compile's import torch
+    settled_s: float = 0.1  # time of a look at them
+    repeats: int = 2  # further measurements of a cell, if other work on the device kept its times from being checked
+    accused: int = 2  # measurements whose processor times must be implausible before the backend is to blame
+    check_s: float = 4.0  # from the first check of the times: none is repeated later, so a cell takes 10 s more at most
+    cold: float = 0.1  # how much longer than the second a first burst takes at least that is not counted
+    most_cold: int = 3
 
-CHECK_S = 4.0
-"""Time in s from the first check of the times, after which none is repeated because of other work. With the time of the
-last one, a cell takes at most 10 s longer."""
 
-COLD, MOST_COLD = 0.1, 3
-"""How much longer than the second burst a first burst takes at least that is not counted, and their largest number."""
+CHECKS = Checks()
 
 _draw_bytes = os.urandom
 """Bound before a plugin is imported, which could otherwise make the secrets known in advance."""
@@ -97,7 +98,7 @@ class Live:
         self.worker.begin_log()
         self.judging = Judging(self.job, self.worker, self.judge, self.held_to)
         self.rest = Rest(self.worker, self.job.device)
-        self._looks = LOOKS
+        self._looks = CHECKS.looks
         self.samples = self.job.protocol.samples
         self.output_bytes: int | None = None  # by the judge
         self._timing: str | None = None
@@ -217,7 +218,7 @@ class Live:
                 return None
             self._forget()
             self.rest.begin()
-            witness.rest(BREAK_S)
+            witness.rest(CHECKS.break_s)
             fault = self.rest.end()
         return fault
 
@@ -250,7 +251,7 @@ class Live:
             begun = witness.now()
             named = burst.sums[number]
             judged = self._judged(shown.sent, At(secret, burst.steps[number]), named)
-            self._looks = LOOKS if witness.now() - begun < LOOK_S else 1
+            self._looks = CHECKS.looks if witness.now() - begun < CHECKS.look_s else 1
             if judged is None:
                 return None
             if judged.problem:
@@ -262,7 +263,7 @@ class Live:
         """Make the checks after the bursts. Calls in a row are made on inputs moved by the secret."""
         if not self.going:
             return
-        self._until = min(self._until, witness.now() + CHECK_S)
+        self._until = min(self._until, witness.now() + CHECKS.check_s)
         self._blame(self._intruding())
         if self.failure is not None:
             return
@@ -289,10 +290,11 @@ class Live:
         It has if the times could not be checked, and may have if they were implausible for the first time.
         """
         accused = 0
-        for _ in range(REPEATS):
+        for _ in range(CHECKS.repeats):
             accused += self._doubted
             is_late = witness.now() >= self._until and not self._doubted
-            if accused == ACCUSED or is_late or not (self._doubted or isinstance(self.failure, witness.Disturbed)):
+            is_over = not (self._doubted or isinstance(self.failure, witness.Disturbed))
+            if accused == CHECKS.accused or is_late or is_over:
                 return
             if self._doubted:
                 self.problem, self._doubted = None, False
@@ -380,16 +382,16 @@ def cool(job: Job) -> None:
 
 
 def settle(cells: Sequence[Live]) -> None:
-    """Wait until the processes started by preparation are at rest, up to SETTLE_S.
+    """Wait until the processes started by preparation are at rest, up to CHECKS.settle_s.
 
     torch.compile starts processes for later compilations, which import torch for seconds. They would lengthen all
     cells' times. A cell without rest is measured all the same, and not accused before it has rested or is finished.
     """
     working = [cell for cell in cells if cell.failure is None and cell.worker.has_started_others()]
-    end_s = witness.now() + SETTLE_S
+    end_s = witness.now() + CHECKS.settle_s
     while working and witness.now() < end_s:
         clocks = [cell.rest.clocks() for cell in working]
-        witness.rest(SETTLED_S)
+        witness.rest(CHECKS.settled_s)
         working = [
             cell for cell, before in zip(working, clocks, strict=True) if cell.rest.busy_since(before, is_first=False)
         ]
@@ -405,7 +407,7 @@ def _draw(seed: int, among: int, most: int) -> list[int]:
 def warm_up(cells: Sequence[Live]) -> None:
     """Measure again for each first burst that a process on a CPU began cold: the times of both would scatter."""
     for cell in cells:
-        for _ in range(MOST_COLD):
+        for _ in range(CHECKS.most_cold):
             if not cell.going or cell.job.device != "cpu" or cell.interpreted or not begins_cold(cell.bursts):
                 break
             del cell.bursts[0]
@@ -415,7 +417,7 @@ def warm_up(cells: Sequence[Live]) -> None:
 def begins_cold(bursts: Sequence[Burst]) -> bool:
     """Return whether the first burst took longer than the second, as in a process that is still cold."""
     first, second = (statistics.median(burst.samples_ms) for burst in bursts[:2]) if len(bursts) > 1 else (0.0, 0.0)
-    return first > (1 + COLD) * second
+    return first > (1 + CHECKS.cold) * second
 
 
 def median_ms(bursts: Sequence[Burst]) -> float:

@@ -13,16 +13,15 @@ same moves on separate inputs. Flipping bits twice restores them, so no copy is 
 
 from __future__ import annotations
 
-import dataclasses
 import random
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from groupbench.operators.measure.arrays import size_of, tensor_of
-from groupbench.operators.measure.given import named_tensors
+from groupbench.operators.measure.given import named_leaves, named_tensors
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -243,7 +242,7 @@ class _Drawn:
     def of(inputs: Any, draw: Callable[[int], Any]) -> _Drawn | None:
         """Return the inputs made by `draw`; None if they could not be written over the first."""
         other = draw(1)
-        if list(_others(other)) != list(_others(inputs)) or not list(named_tensors(inputs)):
+        if _others(other) != _others(inputs) or not list(named_tensors(inputs)):
             return None
         alike = [(name, tensor.shape, tensor.dtype) for name, tensor in named_tensors(other)]
         if alike != [(name, tensor.shape, tensor.dtype) for name, tensor in named_tensors(inputs)]:
@@ -276,19 +275,9 @@ class _Drawn:
         return self._made[turn]
 
 
-def _others(inputs: Any) -> Iterator[Any]:
-    """Yield the non-tensor values in dataclasses, sequences and mappings."""
-    if tensor_of(inputs) is not None:
-        return
-    if dataclasses.is_dataclass(inputs) and not isinstance(inputs, type):
-        inputs = [getattr(inputs, field.name) for field in dataclasses.fields(inputs)]
-    if isinstance(inputs, Mapping):
-        inputs = list(inputs.values())
-    if not isinstance(inputs, (tuple, list)):
-        yield inputs
-        return
-    for value in inputs:
-        yield from _others(value)
+def _others(inputs: Any) -> list[Any]:
+    """Return the values in the inputs that are not tensors."""
+    return [value for _, value in named_leaves(inputs) if tensor_of(value) is None]
 
 
 def _parts(inputs: Any, names: Collection[str]) -> list[_Part]:

@@ -25,11 +25,7 @@ from types import ModuleType
 from groupbench.operators.measure.loaded import C_SOURCES, library_folders, watch
 from groupbench.tracker.facts.measured_tree import MeasuredTree, measured_tree
 
-CODE_SUFFIXES = (
-    *(".py", ".pyc", ".pyd", ".so"),
-    *C_SOURCES,
-    *(".ptx", ".cubin", ".fatbin", ".hsaco"),
-)
+CODE_SUFFIXES = (*(".py", ".pyc", ".pyd", ".so"), *C_SOURCES, *(".ptx", ".cubin", ".fatbin", ".hsaco"))
 """Endings of files that are imported, loaded or compiled. Data files may be read from anywhere."""
 
 USUAL_FOLDERS = ("", "src", "python", "lib")

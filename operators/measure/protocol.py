@@ -13,6 +13,7 @@ higher. Every record names the protocol.
 from __future__ import annotations
 
 import ctypes
+import gc
 import random
 import time
 from collections.abc import Callable
@@ -106,7 +107,7 @@ class GpuTimer:
         self.torch = torch
         self.protocol = protocol
         self.flush_buffer = _flush_buffer(torch.cuda.current_device())
-        self.stream = _current_stream(torch)
+        self.stream = torch.cuda.current_stream()
         self.run = _captured(run) if protocol.cudagraph else run
         self.enqueue_ms = self.host_ms()
         self._host_s: list[float] = []  # of each call of the last burst; the list itself never changes
@@ -121,7 +122,8 @@ class GpuTimer:
 
         `watch` is called around each run, in the same queue. It moves the inputs on the GPU right before the run, and
         keeps the output right after it. Work on a stream without a dependency on the move reads stale inputs, and work
-        the copy does not wait for is missing from the output.
+        the copy does not wait for is missing from the output. The garbage collector is off around the run, where its
+        callbacks could compute.
         """
         cuda, watch, flush = self.torch.cuda, watch or Watch(), self.flush_buffer
         _reset_persisting_l2()
@@ -139,6 +141,8 @@ class GpuTimer:
         clean: list[tuple[Any, Any]] = []
         late: list[tuple[Any, Any]] = []
         self._host_s.clear()
+        collects = gc.isenabled()
+        gc.disable()
         for attempt in range(BURST_ATTEMPTS):
             run_lead_ms = min(4**attempt * (2 * self.enqueue_ms + 0.05), MAX_LEAD_MS)
             ahead_ms = samples * (run_lead_ms + 2 * around_ms)
@@ -150,7 +154,11 @@ class GpuTimer:
                 start, end = cuda.Event(enable_timing=True), cuda.Event(enable_timing=True)
                 start.record(self.stream)
                 begun = _now()
+                if collects:
+                    gc.enable()
                 out = self.run()
+                collects = gc.isenabled()
+                gc.disable()
                 self._host_s.append(_now() - begun)
                 end.record(self.stream)
                 (late if start.query() else clean).append((start, end))
@@ -160,6 +168,8 @@ class GpuTimer:
             cuda.synchronize()
             if len(clean) == samples:
                 break
+        if collects:
+            gc.enable()
         if flush.numel() * flush.element_size() != FLUSH_BYTES:
             raise RuntimeError("the backend's process changed the buffer that flushes the L2 cache")
         taken = (clean + late)[:samples]
@@ -240,14 +250,22 @@ class CpuTimer:
             watch.before()
             watch.warm(self.run())
         times: list[float] = []
+        collects = gc.isenabled()
+        gc.disable()  # outside of calls, where its callbacks could compute
         while len(times) < samples and (not times or sum(times) < 1e3 * CPU_BURST_S):
             watch.before()
+            if collects:
+                gc.enable()
             start = _now()
             out = self.run()
             end = _now()
+            collects = gc.isenabled()
+            gc.disable()
             times.append(max(1e3 * (end - start), 1e-6))
             watch.after(out)
             del out
+        if collects:
+            gc.enable()
         return times
 
 
@@ -279,10 +297,6 @@ def _flush_buffer(device: int) -> torch.Tensor:
     import torch
 
     return torch.empty(FLUSH_BYTES // 4, dtype=torch.int32, device=torch.device("cuda", device))
-
-
-def _current_stream(torch: Any) -> Any:
-    return torch.cuda.current_stream()
 
 
 PERSISTING_L2_LIMIT = 6

@@ -7,16 +7,28 @@ work nor makes an idle cell look busy.
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 
 from groupbench.operators.measure import witness
 from groupbench.operators.measure.worker import Worker
 
-LOOK_S, LEAST_S = 0.5, 0.03
-"""Least time in s between two looks in a break, so that a cell that works for a while is found in more than one, and
-the time below which a look shows nothing."""
-BUSY, ACCUSED = 4, 12
-"""A look that finds a cell busy counts as much as BUSY idle ones, and a cell with ACCUSED more is: three in a row are
-enough. One proves nothing: a virtual machine that is stopped charges the time to the process that it was running."""
+
+@dataclass(frozen=True)
+class Looks:
+    """The tuned numbers of this module.
+
+    A look that finds a cell busy counts as much as some idle ones. One proves nothing: a virtual machine that is
+    stopped charges the time to the process that it was running. Three in a row are enough.
+    """
+
+    look_s: float = 0.5  # least time between two looks, so that a cell that works for a while is found in several
+    least_s: float = 0.03  # time below which a look shows nothing
+    busy: int = 4
+    accused: int = 12  # the sum of a cell that disturbs others
+
+
+LOOKS = Looks()
+
 SPINNING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
 """Variables by which a user lets idle threads of OpenMP spin, those of all backends."""
 INTELS_OPENMP = ("libiomp5", "libomp.")
@@ -61,23 +73,24 @@ class Rest:
 
     def look(self) -> None:
         """Look at the cell while others are measured."""
-        if self._since is not None and witness.now() >= self._since[0] + LOOK_S:
+        if self._since is not None and witness.now() >= self._since[0] + LOOKS.look_s:
             self.end()
 
     def end(self) -> str | None:
         """Count the time since the last look. Return why the cell disturbs other measurements, or None."""
-        if self._since is not None and witness.now() >= self._since[0] + LEAST_S and self._balance < ACCUSED:
+        is_due = self._since is not None and witness.now() >= self._since[0] + LOOKS.least_s
+        if self._since is not None and is_due and self._balance < LOOKS.accused:
             self._fault = self.busy_since(self._since, self._is_first)
             self._since, self._is_first = self.clocks(), False
             self.excused = self.excused and self._fault is not None
             if not self.excused:
-                self._balance = max(0, self._balance + (BUSY if self._fault else -1))
-        return self._fault if self._balance >= ACCUSED else None
+                self._balance = max(0, self._balance + (LOOKS.busy if self._fault else -1))
+        return self._fault if self._balance >= LOOKS.accused else None
 
     @property
     def undecided(self) -> bool:
         """Return whether the last look has found the cell busy, but too few have."""
-        return self._fault is not None and self._balance < ACCUSED
+        return self._fault is not None and self._balance < LOOKS.accused
 
     def busy_since(self, before: tuple[float, float], is_first: bool) -> str | None:
         """Return why the cell's processes disturb others, if they have been busy since `clocks` returned `before`.

@@ -19,23 +19,22 @@ HARNESS = "groupbench.operators.measure."
 HOLDERS = (
     *("builtins", "time", "os", "gc", "mmap", "random", "random.SystemRandom", "secrets", "statistics"),
     *("msgspec.msgpack", "multiprocessing.connection.Connection"),
-    *("torch", "torch.Tensor", "torch.UntypedStorage", "torch.cuda", "torch.cuda.Event"),
+    *("torch", "torch.Tensor", "torch.UntypedStorage", "torch.cuda", "torch.cuda.Event", "torch._C._functorch"),
+    *("torch.utils._device", "torch.utils._device.DeviceContext"),
 )
 """Modules and classes whose functions are watched if those of HARNESS name them."""
-OPERATORS = ("__and__", "__getitem__", "__iter__", "__len__")
-"""Methods called by an operator."""
+IMPLIED = ("__and__", "__getitem__", "__iter__", "__len__", "__import__", "__torch_function__", "_device_constructors")
+"""Functions called by an operator, by an import, or by torch with a default device."""
 RENEWED = ("manual_seed",)
 """Functions replaced by torch itself when Dynamo is imported. The harness does not call them, only a namesake."""
 ATEN = ("copy_", "clone", "detach", "empty_like", "zero_", "bitwise_xor_.Tensor", "sum", "contiguous")
 """Operations of torch between timed calls, whose kernels `torch.library` can replace."""
-KEYS = ("CPU", "CUDA", "AutogradCPU", "AutogradCUDA", "Autograd[alias]", "Composite")
-"""Beginnings of the names of the dispatch keys under which their kernels are registered."""
 
 Place = tuple[str, Any, str, Any]
 """A watched value: label, the namespace, class or function with the value, name there, and the value."""
 
 _first: list[Place] = []
-_first_kernels: dict[str, list[str]] = {}
+_first_kernels: dict[str, str] = {}
 _first_hooks: dict[str, Any] = {}
 
 
@@ -80,7 +79,10 @@ def mode() -> str | None:
     torch: Any = sys.modules["torch"]
     if torch._C._len_torch_dispatch_stack():
         return "torch's dispatch mode"
-    return "torch's function mode" if torch._C._len_torch_function_stack() else None
+    # A default device is such a mode, which `replaced` watches.
+    usual = getattr(sys.modules.get("torch.utils._device"), "DeviceContext", None)
+    modes = torch.overrides._get_current_function_mode_stack()
+    return "torch's function mode" if any(type(mode) is not usual for mode in modes) else None
 
 
 def kernel() -> str | None:
@@ -112,17 +114,16 @@ def _hooks() -> dict[str, Any]:
     return {"Python's profile hook": sys.getprofile(), "Python's trace hook": sys.gettrace(), **tools}
 
 
-def _kernels() -> dict[str, list[str]]:
+def _kernels() -> dict[str, str]:
     """Return where ATEN's kernels are registered; nothing without torch."""
     if "torch" not in sys.modules:
         return {}
-    dump = sys.modules["torch"]._C._dispatch_dump
-    return {name: [line for line in dump(f"aten::{name}").splitlines() if line.startswith(KEYS)] for name in ATEN}
+    return {name: sys.modules["torch"]._C._dispatch_dump(f"aten::{name}") for name in ATEN}
 
 
 def _places() -> Iterator[Place]:
     """Yield the harness's functions and classes, then those named by them of Python and torch."""
-    used = {*OPERATORS}
+    used = {*IMPLIED}
     for module_name, module in [item for item in sys.modules.items() if item[0].startswith(HARNESS)]:
         short = module_name.removeprefix("groupbench.")
         yield short, sys.modules, module_name, module
@@ -133,8 +134,7 @@ def _places() -> Iterator[Place]:
                     yield from _inside(f"{short}.{name}", value, used)
     for label in [name for name in HOLDERS if name.partition(".")[0] in sys.modules]:
         holder, (above, _, last) = pkgutil.resolve_name(label), label.rpartition(".")
-        if above:
-            yield label, vars(pkgutil.resolve_name(above)), last, holder
+        yield label, vars(pkgutil.resolve_name(above)) if above else sys.modules, last, holder
         watched = used.intersection(dir(holder)).difference(RENEWED)
         if label == "time":
             watched = {name for name in dir(holder) if callable(getattr(holder, name))}

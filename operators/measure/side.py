@@ -33,7 +33,7 @@ import select
 import signal
 import threading
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import FrameType
 from typing import Any, TypeVar
 
@@ -46,12 +46,12 @@ from groupbench.operators.measure.environment import resolve_device
 from groupbench.operators.measure.faults import describe
 from groupbench.operators.measure.further import describe_kernels, find_properties
 from groupbench.operators.measure.judging import HeldTo, held_to
-from groupbench.operators.measure.live import ACCUSED, Live, drawn, fingerprint_of, new_secret, settle
+from groupbench.operators.measure.live import CHECKS, Live, drawn, fingerprint_of, new_secret, settle
 from groupbench.operators.measure.protocol import Protocol
 from groupbench.operators.measure.texts import one_line
 from groupbench.operators.measure.wire import Done, Failure, Job, Request
 from groupbench.operators.measure.witness import Implausible
-from groupbench.operators.measure.worker import Judge, Worker, call, preload
+from groupbench.operators.measure.worker import Judge, Worker, call, living, preload
 from groupbench.operators.operator import Target
 from groupbench.operators.registry import get_backend, get_operator
 from groupbench.tracker.facts.exits import ExitCode
@@ -59,13 +59,17 @@ from groupbench.tracker.facts.record import Environment
 
 T = TypeVar("T")
 
-LOOK, AUDIT = 4, 8
-"""One in LOOK bursts is judged. On a CPU, the second of a process and one in AUDIT are followed by another, which this
-process times."""
-MOST_OWED = 2
-"""How many bursts of a process are audited, from the second on, if the first audit has no clear result. An audit on a
-busy machine takes up to ten seconds."""
 
+@dataclass(frozen=True)
+class Shares:
+    """The tuned numbers of this module: choices between a comparison's length and what it finds."""
+
+    look: int = 4  # one in so many bursts is judged
+    audit: int = 8  # on a CPU, the second of a process and one in so many are followed by one that this process times
+    most_owed: int = 2  # audited bursts, from the second on, without a clear result; one takes up to ten seconds
+
+
+SHARES = Shares()
 
 ROWS = list[dict[str, Any]]
 
@@ -200,7 +204,7 @@ class AbServer:
         if self._live is None or self._live.worker is not self._timed or self._live.job is not self._job:
             self._live = Live(self._job, self._timed, self._judging, self._held_to)
             self._live.learn(self._checked)
-            self._owed = MOST_OWED
+            self._owed = SHARES.most_owed
         self._live.samples = samples
         self._live.rest.disturb()
         return "reloaded"
@@ -212,7 +216,7 @@ class AbServer:
             return Failure("error", "asked to burst before anything was loaded")
         if not live.bursts:
             settle([live])
-        looked_at = self._is_right and (not live.bursts or _one_in(LOOK))
+        looked_at = self._is_right and (not live.bursts or _one_in(SHARES.look))
         taken = live.burst(new_secret(), drawn(31) if looked_at else None)
         if isinstance(taken, Failure):
             self._end_on_failure(taken)
@@ -220,7 +224,7 @@ class AbServer:
         fault: str | Failure | None = live.problem
         if self._is_right and fault is None and self._device == "cpu" and self._is_audited(len(live.bursts)):
             audits = [live.audit()]
-            while isinstance(audits[-1], Implausible) and len(audits) < ACCUSED:
+            while isinstance(audits[-1], Implausible) and len(audits) < CHECKS.accused:
                 audits.append(live.audit())
             fault = audits[-1]
             self._audited = self._audited or fault is None
@@ -245,7 +249,7 @@ class AbServer:
 
         Its second is, since a backend may be honest in the checking process and forge its times in this one.
         """
-        return bursts >= 2 and (self._owed > 0 or _one_in(AUDIT))
+        return bursts >= 2 and (self._owed > 0 or _one_in(SHARES.audit))
 
     def unload(self) -> str | Failure:
         """Free the timed process's memory on the device, so that the other side has it alone."""
@@ -262,10 +266,7 @@ class AbServer:
         self._checker = self._timed = self._judge = self._live = None
 
     def _judging(self) -> Judge:
-        if self._judge is not None and self._judge.over:
-            self._judge.close()
-            self._judge = None
-        self._judge = self._judge or Judge(self._device, self._timeout_s)
+        self._judge = living(self._judge, self._device, self._timeout_s)
         return self._judge
 
     def _started(self, worker: Worker | None) -> Worker:

@@ -145,7 +145,7 @@ Answer = Prepared | Burst | Shown | Costs | Seen | Done | Failure
 
 @dataclass(frozen=True)
 class Request:
-    """A call of one of the VERBS of cell.py or judge.py. The reply starts with the token."""
+    """A call of a method of the handler in cell.py or judge.py. The reply starts with the token."""
 
     verb: str
     arguments: tuple[Any, ...] = ()

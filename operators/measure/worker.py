@@ -295,6 +295,15 @@ class Judge(Worker):
     server = servers.JUDGES
 
 
+def living(judge: Judge | None, device: str, timeout_s: float) -> Judge:
+    """Return the judging process, or a new one if it is missing or has died."""
+    if judge is not None and not judge.over:
+        return judge
+    if judge is not None:
+        judge.close()
+    return Judge(device, timeout_s)
+
+
 def _serve_limited(
     connection: int, log: int, file: int, serves: Callable[..., None], device: str, memory: int, confined: bool
 ) -> None:

@@ -18,9 +18,10 @@ from typing import Any
 
 import msgspec
 
+from groupbench.operators.catalog.backends import no_interpreted_bf16
 from groupbench.operators.errors import UsageError
 from groupbench.operators.logs import own_folder
-from groupbench.operators.operator import Backend, Run, Target
+from groupbench.operators.operator import Backend, Run
 from groupbench.tracker.facts.record import UNREADABLE
 
 RUNS_HERE = ("python", "triton", "pytorch")
@@ -77,11 +78,6 @@ def solution_backend(solution: Solution) -> Backend:
         unavailable=lambda target: reason or (no_interpreted_bf16(target) if triton else None),
         operator=solution.definition,
     )
-
-
-def no_interpreted_bf16(target: Target) -> str | None:
-    """Return why a Triton kernel cannot run on a target, or None."""
-    return "Triton's interpreter computes bf16 wrongly" if target.interpreted and target.dtype == "bf16" else None
 
 
 def _prepared(solution: Solution, inputs: Any) -> Run:

@@ -9,7 +9,6 @@ file with the GPU's name and Triton's version. Kernels read it when a problem is
 from __future__ import annotations
 
 import dataclasses
-import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,12 +17,14 @@ from typing import Any
 import click
 
 from groupbench.operators.dtypes import BYTES
+from groupbench.operators.errors import GroupbenchError
 from groupbench.operators.measure.faults import describe
 from groupbench.operators.registry import get_operator
 from groupbench.operators.tuners import tuning
 from groupbench.operators.tuners.autotuner import by_helion
 from groupbench.operators.tuners.kernels import KERNELS, Search, Tunable
-from groupbench.tracker.text.wording import no_such, printable
+from groupbench.tracker.text.wording import no_such
+from groupbench.tracker.tools import shell
 from groupbench.tracker.tools.parameters import Duration
 
 
@@ -76,12 +77,12 @@ def shapes_of(tunable: Tunable, suites: tuple[str, ...], texts: tuple[str, ...],
     return {str(shape): shape for shape in shapes}
 
 
-@click.command(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.command(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110, "show_default": True})
 @click.argument("kernels", nargs=-1, metavar="[KERNEL]...")
 @click.option("--list", "listed", is_flag=True, help="List the kernels and their suites.")
 @click.option("--suite", "suites", multiple=True, help="Suites to tune. By default the first of each kernel.")
 @click.option("--shape", "--shapes", "texts", multiple=True, help="Shapes to tune instead of suites.")
-@click.option("--dtype", "--precision", "dtype", type=click.Choice(list(BYTES)), default="bf16", show_default=True)
+@click.option("--dtype", "--precision", "dtype", type=click.Choice(list(BYTES)), default="bf16")
 @click.option("--folder", type=click.Path(path_type=Path, file_okay=False), help="Folder to write to.")
 @click.option(
     "-o", "--output", "--out", type=click.Path(path_type=Path, dir_okay=False), help="File to write, for one kernel."
@@ -92,7 +93,6 @@ def shapes_of(tunable: Tunable, suites: tuple[str, ...], texts: tuple[str, ...],
     "helion_s",
     type=Duration(),
     default="60s",
-    show_default=True,
     help="Time that Helion's own autotuner gets for a problem of a Helion kernel; 0 leaves it out.",
 )
 @click.option("--times", is_flag=True, help="Print the time of every config.")
@@ -102,7 +102,6 @@ def shapes_of(tunable: Tunable, suites: tuple[str, ...], texts: tuple[str, ...],
     "limit",
     type=Duration(),
     default="1200s",
-    show_default=True,
     help="Start no further problem after this time.",
 )
 def main(
@@ -195,17 +194,5 @@ def _tune_problem(title: str, name: str, search: Search, path: Path, listed: boo
     click.echo(f"{name} {search.key}: {ms:.4f} ms{faster}")
 
 
-def run() -> int:
-    """Run the command, with each error in one line; return the exit code."""
-    try:
-        code = main.main(prog_name="groupbench tune", standalone_mode=False)
-    except click.ClickException as error:
-        print(f"groupbench tune: {printable(error.format_message())}", file=sys.stderr)
-        return error.exit_code
-    except click.Abort:
-        return 130
-    return code or 0
-
-
 if __name__ == "__main__":  # Helion's autotuner starts processes that import this module again
-    sys.exit(run())
+    shell.run("groupbench tune", main, GroupbenchError)

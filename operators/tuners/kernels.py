@@ -177,13 +177,17 @@ def _helion_default(p: Problem) -> Any:
 
 
 def _helion(
-    about: str, operator: str, module: str, run: Callable[[Problem, Any], Run], order: tuple[int, int, int]
+    module: str,
+    run: Callable[[Problem, Any], Run],
+    order: tuple[int, int, int],
+    operator: str = "grouped_gemm",
+    about: str = "",
 ) -> Tunable:
-    """Return the row of a Helion kernel; `order` is that of `neighbours.helion_grid`."""
+    """Return the row of a Helion kernel of `grouped_gemm`; `order` goes to `neighbours.helion_grid`."""
     return Tunable(
-        about,
+        about or module,
         operator,
-        module,
+        f"grouped_gemm.{module}",
         default=_helion_default,
         choices=lambda p: neighbours.helion_grid(_helion_default(p), order),
         run=run,
@@ -311,26 +315,12 @@ KERNELS = {
         choices=lambda p: p.k.candidates(p.rows, p.s.K),
         run=_forward("prepare_helion_worklist"),
     ),
-    "helion_jagged": _helion(
-        "helion_jagged",
-        "grouped_gemm",
-        "grouped_gemm.helion_jagged",
-        _forward("prepare_helion_jagged"),
-        order=(1, 0, 2),
-    ),
-    "helion_persistent": _helion(
-        "helion_persistent",
-        "grouped_gemm",
-        "grouped_gemm.helion_persistent",
-        _forward("prepare_helion_persistent"),
-        order=(0, 1, 2),
-    ),
+    "helion_jagged": _helion("helion_jagged", _forward("prepare_helion_jagged"), (1, 0, 2)),
+    "helion_persistent": _helion("helion_persistent", _forward("prepare_helion_persistent"), (0, 1, 2)),
     "helion_wgrad": _helion(
-        "helion_jagged, the gradient of the weights",
-        "grouped_gemm_wgrad",
-        "grouped_gemm.helion_wgrad",
-        _wgrad("prepare_helion_wgrad"),
-        order=(0, 1, 2),
+        *("helion_wgrad", _wgrad("prepare_helion_wgrad"), (0, 1, 2)),
+        operator="grouped_gemm_wgrad",
+        about="helion_jagged, the gradient of the weights",
     ),
     "mnk_helion": Tunable(
         "helion_pointers",

@@ -290,7 +290,7 @@ class ScriptedJudge:
 def scripted(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Scripted]]:
     Scripted.log, Scripted.started = [], []
     monkeypatch.setattr(executor, "Worker", Scripted)
-    monkeypatch.setattr(executor, "Judge", ScriptedJudge)
+    monkeypatch.setattr("groupbench.operators.measure.worker.Judge", ScriptedJudge)
     monkeypatch.setattr(witness, "audit", lambda ask, pace, ms, gauge: ask(1) and None)
     yield Scripted
 

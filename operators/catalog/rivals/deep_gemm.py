@@ -19,6 +19,7 @@ from groupbench.operators.errors import Unavailable
 from groupbench.operators.operator import Run
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
     from groupbench.operators.catalog.grouped_gemm import GroupedInputs
@@ -66,19 +67,51 @@ def pad(
     return Padded(place, expert)
 
 
-def _prepare(
-    x: GroupedInputs | Fp8Inputs, sources: tuple[Tensor, ...], N: int, product: Callable[..., Any], out_like: Tensor
-) -> Run:
-    """Return a call to copy `sources` into the padded layout, multiply, and copy the output's rows back."""
+def _product(x: GroupedInputs | Fp8Inputs) -> tuple[tuple[Tensor, ...], int, Callable[..., Any], torch.dtype]:
+    """Return the operands with rows, the number of columns, the product of such operands, and the output's dtype."""
+    import deep_gemm
+    import torch
+
+    from groupbench.operators.catalog.grouped_gemm_fp8 import Fp8Inputs
+
+    def fp8(a: Tensor, scale_a: Tensor, out: Tensor, expert: Tensor) -> None:
+        deep_gemm.m_grouped_fp8_gemm_nt_contiguous((a, scale_a), weights, out, expert)
+
+    def bf16(a: Tensor, out: Tensor, expert: Tensor) -> None:
+        deep_gemm.m_grouped_bf16_gemm_nt_contiguous(a, b, out, expert)
+
+    if isinstance(x, Fp8Inputs):
+        weights, (N, K) = (x.b, x.scale_b), x.b.shape[1:]
+        require(128, N=N, K=K)
+        return (x.a, x.scale_a), N, fp8, torch.bfloat16
+    b = weights_nk(x.b)
+    require(8, N=b.shape[1], K=b.shape[2])
+    return (x.a,), b.shape[1], bf16, x.a.dtype
+
+
+def prepare(x: GroupedInputs | Fp8Inputs) -> Run:
+    """Copy rows into the padded layout, multiply, and copy the output's rows back."""
+    sources, N, product, dtype = _product(x)
     M, alignment = x.a.shape[0], _alignment()
     counts, P = row_counts(x.offs), padded_rows(M, x.offs.numel(), alignment)
 
     def run() -> Tensor:
         layout = pad(counts(), M, alignment)
-        operands = [_scattered(source, layout.place, P) for source in sources]
-        out = out_like.new_empty(P, N)
-        product(*operands, out, layout.expert)
+        out = x.a.new_empty(P, N, dtype=dtype)
+        product(*(_scattered(source, layout.place, P) for source in sources), out, layout.expert)
         return out.index_select(0, layout.place)
+
+    return run
+
+
+def prepare_product(x: GroupedInputs | Fp8Inputs) -> Run:
+    sources, N, product, dtype = _product(x)
+    expert = _aligned_experts(x)
+
+    def run() -> Tensor:
+        out = x.a.new_empty(x.a.shape[0], N, dtype=dtype)
+        product(*sources, out, expert)
+        return out
 
     return run
 
@@ -91,61 +124,6 @@ def _scattered(source: Tensor, place: Tensor, rows: int) -> Tensor:
     fp8 = source.element_size() == 1
     (out.view(torch.uint8) if fp8 else out).index_copy_(0, place, source.view(torch.uint8) if fp8 else source)
     return out
-
-
-def prepare(x: GroupedInputs) -> Run:
-    import deep_gemm
-
-    b = weights_nk(x.b)
-    require(8, N=b.shape[1], K=b.shape[2])
-
-    def product(a: Tensor, out: Tensor, expert: Tensor) -> None:
-        deep_gemm.m_grouped_bf16_gemm_nt_contiguous(a, b, out, expert)
-
-    return _prepare(x, (x.a,), b.shape[1], product, x.a)
-
-
-def prepare_product(x: GroupedInputs) -> Run:
-    import deep_gemm
-
-    b, expert = weights_nk(x.b), _aligned_experts(x)
-    require(8, N=b.shape[1], K=b.shape[2])
-
-    def run() -> Tensor:
-        out = x.a.new_empty(x.a.shape[0], b.shape[1])
-        deep_gemm.m_grouped_bf16_gemm_nt_contiguous(x.a, b, out, expert)
-        return out
-
-    return run
-
-
-def prepare_fp8(x: Fp8Inputs) -> Run:
-    import deep_gemm
-    import torch
-
-    N, K = x.b.shape[1:]
-    require(128, N=N, K=K)
-
-    def product(a: Tensor, scale_a: Tensor, out: Tensor, expert: Tensor) -> None:
-        deep_gemm.m_grouped_fp8_gemm_nt_contiguous((a, scale_a), (x.b, x.scale_b), out, expert)
-
-    return _prepare(x, (x.a, x.scale_a), N, product, torch.empty(0, dtype=torch.bfloat16, device=x.a.device))
-
-
-def prepare_fp8_product(x: Fp8Inputs) -> Run:
-    import deep_gemm
-    import torch
-
-    N, K = x.b.shape[1:]
-    require(128, N=N, K=K)
-    expert = _aligned_experts(x)
-
-    def run() -> Tensor:
-        out = torch.empty(x.a.shape[0], N, dtype=torch.bfloat16, device=x.a.device)
-        deep_gemm.m_grouped_fp8_gemm_nt_contiguous((x.a, x.scale_a), (x.b, x.scale_b), out, expert)
-        return out
-
-    return run
 
 
 def _alignment() -> int:
@@ -174,6 +152,6 @@ BACKENDS = (
     PACKAGE.backend("grouped_gemm", "deep_gemm", prepare, _SOURCE, unavailable=_bf16),
     PACKAGE.backend("grouped_gemm", "deep_gemm_product", prepare_product, _PRODUCT, unavailable=_bf16),
     PACKAGE.backend("grouped_gemm_dgrad", "deep_gemm", prepare, _SOURCE, unavailable=_bf16),
-    PACKAGE.backend("grouped_gemm_fp8_blockwise", "deep_gemm", prepare_fp8, _SOURCE, unavailable=_fp8),
-    PACKAGE.backend("grouped_gemm_fp8_blockwise", "deep_gemm_product", prepare_fp8_product, _PRODUCT, unavailable=_fp8),
+    PACKAGE.backend("grouped_gemm_fp8_blockwise", "deep_gemm", prepare, _SOURCE, unavailable=_fp8),
+    PACKAGE.backend("grouped_gemm_fp8_blockwise", "deep_gemm_product", prepare_product, _PRODUCT, unavailable=_fp8),
 )

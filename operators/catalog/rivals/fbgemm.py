@@ -44,11 +44,7 @@ def prepare(x: GroupedInputs) -> Run:
     b, counts = weights_nk(x.b), _int64_counts(x.offs)
     require(8, N=b.shape[1], K=b.shape[2])
 
-    def run() -> Tensor:
-        out: Tensor = fbgemm.bf16bf16bf16_grouped_stacked(x.a, b, counts())
-        return out
-
-    return run
+    return lambda: fbgemm.bf16bf16bf16_grouped_stacked(x.a, b, counts())
 
 
 def prepare_dgrad(x: GroupedInputs) -> Run:
@@ -63,11 +59,7 @@ def prepare_dgrad(x: GroupedInputs) -> Run:
         return prepare(x)
     counts = _int64_counts(x.offs)
 
-    def run() -> Tensor:
-        out: Tensor = fbgemm.bf16bf16bf16_grouped_grad(x.a, x.b.transpose(1, 2), counts())
-        return out
-
-    return run
+    return lambda: fbgemm.bf16bf16bf16_grouped_grad(x.a, x.b.transpose(1, 2), counts())
 
 
 def prepare_wgrad(x: WgradInputs) -> Run:
@@ -88,11 +80,7 @@ def prepare_fp8(x: Fp8Inputs) -> Run:
     require(16, N=x.b.shape[1], K=x.b.shape[2])
     counts = _int64_counts(x.offs)
 
-    def run() -> Tensor:
-        out: Tensor = fbgemm.f8f8bf16_rowwise_grouped_stacked(x.a, x.b, x.scale_a, x.scale_b, counts())
-        return out
-
-    return run
+    return lambda: fbgemm.f8f8bf16_rowwise_grouped_stacked(x.a, x.b, x.scale_a, x.scale_b, counts())
 
 
 def prepare_w4(x: W4Inputs) -> Run:
@@ -109,11 +97,7 @@ def prepare_w4(x: W4Inputs) -> Run:
     codes, scales = (torch.stack(parts) for parts in zip(*shuffled, strict=True))
     zeros, counts = torch.zeros_like(scales), row_counts(x.offs)
 
-    def run() -> Tensor:
-        out: Tensor = fbgemm.bf16i4bf16_shuffled_grouped(x.a, codes, scales, zeros, counts())
-        return out
-
-    return run
+    return lambda: fbgemm.bf16i4bf16_shuffled_grouped(x.a, codes, scales, zeros, counts())
 
 
 _SOURCE = (

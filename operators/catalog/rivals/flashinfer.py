@@ -10,8 +10,6 @@ from groupbench.operators.errors import Unavailable
 from groupbench.operators.operator import Run, Target
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from groupbench.operators.catalog.grouped_gemm import GroupedInputs
     from groupbench.operators.catalog.grouped_gemm_w4 import W4Inputs
 
@@ -19,18 +17,11 @@ PACKAGE = RivalPackage("flashinfer-python", "flashinfer.grouped_mm", "rivals-fla
 
 
 def prepare(x: GroupedInputs) -> Run:
-    import torch
     from flashinfer.grouped_mm import grouped_mm_bf16
 
     b, bounds = weights_nk(x.b), starts_and_ends(x.offs)
     require(8, N=b.shape[1], K=b.shape[2])
-    dtype: torch.dtype = x.a.dtype
-
-    def run() -> Tensor:
-        out: Tensor = grouped_mm_bf16(x.a, b, bounds(), out_dtype=dtype)
-        return out
-
-    return run
+    return lambda: grouped_mm_bf16(x.a, b, bounds(), out_dtype=x.a.dtype)
 
 
 _SOURCE = "cuDNN's grouped GEMM for experts, through flashinfer.grouped_mm; offsets on the device"

@@ -13,8 +13,6 @@ from groupbench.operators.errors import Unavailable
 from groupbench.operators.operator import Run
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from groupbench.operators.catalog.grouped_gemm_w4 import W4Inputs
 
 PACKAGE = RivalPackage("humming-kernels", "humming.layer", "rivals-humming", note="it needs nvcc or NVRTC")
@@ -50,11 +48,7 @@ def prepare(x: W4Inputs) -> Run:
     bounds, scale = starts_and_ends(x.offs), None if x.scale_a is None else x.scale_a[:, None]
     config = {"gemm_type": "grouped_contiguous"}
 
-    def run() -> Tensor:
-        out: Tensor = layer(x.a, input_scale=scale, expert_layout=bounds(), compute_config=config)
-        return out
-
-    return run
+    return lambda: layer(x.a, input_scale=scale, expert_layout=bounds(), compute_config=config)
 
 
 _SOURCE = "humming: CUDA C++ compiled for the problem, config by its own rules; bounds are made inside the call"

@@ -29,11 +29,7 @@ def prepare(x: GroupedInputs) -> Run:
     require(8, N=N, K=K)
     b, bounds = _one_each(x.b), starts_and_ends(x.offs)
 
-    def run() -> Tensor:
-        out: Tensor = gemm(x.a, b, cu_seqlens_m=bounds())
-        return out
-
-    return run
+    return lambda: gemm(x.a, b, cu_seqlens_m=bounds())
 
 
 def prepare_wgrad(x: WgradInputs) -> Run:

@@ -31,11 +31,7 @@ def prepare(x: GroupedInputs) -> Run:
     require(8, N=N, K=K)
     M, counts = x.a.shape[0], row_counts(x.offs)
 
-    def run() -> Tensor:
-        out: Tensor = matmul(x.a, x.b, None, a_ragged_metadata=make_ragged_tensor_metadata(counts(), M))
-        return out
-
-    return run
+    return lambda: matmul(x.a, x.b, None, a_ragged_metadata=make_ragged_tensor_metadata(counts(), M))
 
 
 def prepare_w4(x: W4Inputs) -> Run:

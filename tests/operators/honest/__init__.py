@@ -400,6 +400,15 @@ def imports_late(x: Any) -> Any:
 
 
 @honest
+def default_device(x: Any) -> Any:
+    """Set the default device, for which torch leaves a mode on."""
+    import torch
+
+    torch.set_default_device(x.a.device)
+    return lambda: product(x)
+
+
+@honest
 def inference_mode(x: Any) -> Any:
     """Compute in inference mode and without gradients."""
     import torch

@@ -10,8 +10,8 @@ import pytest
 from groupbench.operators.measure import live, witness
 from groupbench.operators.measure.exchange import Sent
 from groupbench.operators.measure.judging import HeldTo
-from groupbench.operators.measure.live import REPEATS, SETTLE_S, SETTLED_S, Live, settle, warm_up
-from groupbench.operators.measure.rest import ACCUSED, LOOK_S, Rest
+from groupbench.operators.measure.live import CHECKS, Live, settle, warm_up
+from groupbench.operators.measure.rest import LOOKS, Rest
 from groupbench.operators.measure.wire import Burst, Failure, Job, Prepared
 
 PREPARED = Prepared("cpu", 1.0, None, (), Sent("tensor", ()), True, None)
@@ -76,7 +76,7 @@ def test_a_cell_that_stays_busy_is_accused(
     witness.rest(1.0)
     fault = cell._intruding()
     assert (fault is not None) == caught, fault
-    assert (cell.rest._balance == ACCUSED) == caught
+    assert (cell.rest._balance == LOOKS.accused) == caught
 
 
 @pytest.mark.parametrize(
@@ -92,8 +92,8 @@ def test_work_in_a_single_long_break_is_found_however_little_of_the_processor_it
     monkeypatch.setattr(cell.rest, "clocks", lambda: (clock[0], process.used_s))
     cell.rest.begin()
     while clock[0] < 60:  # one burst of a rival after the other
-        clock[0] += LOOK_S
-        process.used_s += share * LOOK_S if clock[0] <= seconds + LOOK_S else 0.0
+        clock[0] += LOOKS.look_s
+        process.used_s += share * LOOKS.look_s if clock[0] <= seconds + LOOKS.look_s else 0.0
         cell.rest.look()
     assert (cell.rest.end() is not None) == caught
 
@@ -112,7 +112,7 @@ def test_work_that_preparation_has_begun_is_only_held_against_a_cell_if_it_does_
         process.rest()
 
     monkeypatch.setattr(witness, "rest", rest)
-    monkeypatch.setattr(live, "SETTLE_S", 1.0)
+    monkeypatch.setattr(live, "CHECKS", replace(CHECKS, settle_s=1.0))
     settle([cell])
     for _ in range(25):
         cell.rest.begin()
@@ -151,9 +151,12 @@ def test_idle_threads_of_openmp_may_wait_for_the_next_call(
     assert (fault is not None) == caught
 
 
+MOST_LOOKS = round(CHECKS.settle_s / CHECKS.settled_s)
+
+
 @pytest.mark.parametrize(
     ("spent_s", "others", "looks"),
-    [((0.0,), True, 1), ((0.3, 0.3, 0.0), True, 3), ((0.3,), True, round(SETTLE_S / SETTLED_S)), ((0.3,), False, 0)],
+    [((0.0,), True, 1), ((0.3, 0.3, 0.0), True, 3), ((0.3,), True, MOST_LOOKS), ((0.3,), False, 0)],
     ids=["idle", "busy for a while", "busy for ever", "alone"],
 )
 def test_processes_that_preparation_started_are_waited_for(
@@ -164,12 +167,12 @@ def test_processes_that_preparation_started_are_waited_for(
     cell = _cell(process)
     let_rest(process, cell, clock, monkeypatch)
     settle([cell, _cell(idle)])
-    assert clock[0] == pytest.approx(looks * SETTLED_S, abs=SETTLED_S)
+    assert clock[0] == pytest.approx(looks * CHECKS.settled_s, abs=CHECKS.settled_s)
     assert cell.rest._balance == 0, "it is not accused"
 
 
 @pytest.mark.parametrize(
-    ("disturbed", "measured"), [(0, 0), (1, 1), (REPEATS + 1, REPEATS)], ids=["never", "once", "for ever"]
+    ("disturbed", "measured"), [(0, 0), (1, 1), (CHECKS.repeats + 1, CHECKS.repeats)], ids=["never", "once", "for ever"]
 )
 def test_a_cell_is_measured_again_if_other_work_kept_it_from_being_checked(
     disturbed: int, measured: int, monkeypatch: pytest.MonkeyPatch
@@ -191,7 +194,7 @@ def test_a_cell_is_measured_again_if_other_work_kept_it_from_being_checked(
     cell.failure = SHARED if disturbed else None
     cell.repeat(bursts=3)
     assert finished == [3] * measured
-    assert (cell.failure is SHARED) == (disturbed > REPEATS)
+    assert (cell.failure is SHARED) == (disturbed > CHECKS.repeats)
 
 
 @pytest.mark.parametrize(

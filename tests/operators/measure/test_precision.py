@@ -11,8 +11,11 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from groupbench.operators.measure import exchange, judge  # noqa: E402
-from groupbench.operators.measure.judge import At, OutputJudgement  # noqa: E402
-from groupbench.operators.measure.judging import SLACK  # noqa: E402
+from groupbench.operators.measure.judge import (  # noqa: E402
+    PRECISION,
+    At,
+    OutputJudgement,
+)
 from groupbench.operators.measure.wire import Job  # noqa: E402
 
 SHAPES = ("G=2,M_g=4,N=8,K=256", "G=1,M_g=1,N=96,K=64", "G=4,M_g=8|0|3|40,N=48,K=128", "G=2,M_g=128,N=128,K=512")
@@ -45,7 +48,7 @@ COARSE = {
 
 
 def judged(problem: judge._Judge, out: Any, file: int, at: At, first_rms: float | None = None) -> OutputJudgement:
-    sent, slack = exchange.send("tensor", [out], file, by_handle=False), 1.0 if first_rms is None else SLACK
+    sent, slack = exchange.send("tensor", [out], file, by_handle=False), 1.0 if first_rms is None else PRECISION.slack
     return problem.compare(sent, f"/proc/self/fd/{file}", at, None, None, None, slack, first_rms=first_rms)
 
 

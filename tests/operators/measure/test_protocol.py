@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -110,11 +111,16 @@ def test_a_burst_measures_the_host_time_of_its_calls(monkeypatch: pytest.MonkeyP
     clock = Clock(monkeypatch, 0)
     host_ms = iter([9.0, 0.03, 5.0, 0.02, 0.03, 0.04, 0.03, 0.02, 0.03])  # a warm-up first
 
+    collects: list[bool] = []
+
     def run() -> None:
+        collects.append(gc.isenabled())
         clock.now += next(host_ms) / 1e3
 
     timer.run = run
-    assert timer.burst() == [0.5] * 8
+    watch = SimpleNamespace(before=nothing, warm=nothing, after=lambda out: collects.append(gc.isenabled()))
+    assert timer.burst(watch) == [0.5] * 8  # type: ignore[arg-type]
+    assert collects == [True, *[True, False] * 8] and gc.isenabled(), "its callbacks could compute outside of calls"
     assert timer.burst_enqueue_ms == pytest.approx(0.03), "the lower quartile, which a stall of the host does not raise"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import importlib
 import sys
 import time
@@ -13,6 +14,8 @@ from typing import Any
 import pytest
 
 torch = pytest.importorskip("torch")
+
+from torch.utils import _device  # noqa: E402
 
 from groupbench.operators.measure import moves, protocol, seal, worker  # noqa: E402
 from groupbench.operators.measure.keeper import Keeper  # noqa: E402
@@ -106,7 +109,8 @@ def test_only_the_look_at_modes_catches_work_in_one() -> None:
     assert passes(kept) and named == "torch's dispatch mode"
 
 
-def test_only_the_look_at_kernels_catches_work_in_one() -> None:
+@pytest.mark.parametrize("key", ["CPU", "ADInplaceOrView"])
+def test_only_the_look_at_kernels_catches_work_in_one(key: str) -> None:
     late, library = Late(), torch.library.Library("aten", "IMPL")
 
     def clone(tensor: Any, *, memory_format: Any = None) -> Any:
@@ -115,7 +119,7 @@ def test_only_the_look_at_kernels_catches_work_in_one() -> None:
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        library.impl("clone", clone, "CPU")
+        library.impl("clone", clone, key)
     try:
         kept, named = burst(late), seal.kernel()
     finally:
@@ -140,6 +144,14 @@ def test_only_the_look_at_objects_catches_work_before_the_clock_starts() -> None
     assert seal.exchanged((moves.Moves(()), moves.Moves)) is None
 
 
+def test_a_default_device_is_not_a_foreign_mode() -> None:
+    torch.set_default_device("cpu")
+    try:
+        assert seal.problem() is None
+    finally:
+        torch.set_default_device(None)
+
+
 # --- the watched parts ------------------------------------------------------------------------------------------------
 
 
@@ -162,14 +174,32 @@ def test_every_method_of_a_tensor_that_the_harness_calls_is_watched(monkeypatch:
         assert named == f"torch.Tensor.{name}"
 
 
-def test_a_module_that_is_exchanged_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    name = "groupbench.operators.measure.exchange"
+@pytest.mark.parametrize(
+    ("holder", "name"),
+    [
+        *((builtins, "__import__"), (torch._C._functorch, "is_functorch_wrapped_tensor")),
+        *((_device, "_device_constructors"), (_device.DeviceContext, "__torch_function__")),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_functions_that_run_without_being_named_are_watched(
+    holder: Any, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = getattr(holder, name)
+    with monkeypatch.context() as replaced:
+        replaced.setattr(holder, name, lambda *args, **named: real(*args, **named))
+        named = seal.replaced()
+    assert named is not None and named.endswith(f".{name}")
+
+
+@pytest.mark.parametrize("name", ["groupbench.operators.measure.exchange", "torch"])
+def test_a_module_that_is_exchanged_is_named(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     copy = ModuleType(name)
     vars(copy).update(vars(importlib.import_module(name)))
     with monkeypatch.context() as replaced:
         replaced.setitem(sys.modules, name, copy)
         named = seal.replaced()
-    assert named == "operators.measure.exchange"
+    assert named == name.removeprefix("groupbench.")
 
 
 def test_a_process_begins_with_the_seal_of_its_fork_server() -> None:

@@ -243,7 +243,7 @@ def audited(faults: list[Any]) -> tuple[side.AbServer, Mock]:
     live.burst.side_effect = lambda *_: live.bursts.append(()) or Burst((1.0, 2.0), None, (2, 3), (0, 0))
     live.audit.side_effect = faults
     ab = side.AbServer()
-    ab._live, ab._timed, ab._owed = live, Mock(), side.MOST_OWED
+    ab._live, ab._timed, ab._owed = live, Mock(), side.SHARES.most_owed
     return ab, live
 
 
@@ -271,8 +271,8 @@ def test_processor_times_must_be_implausible_in_two_audits(
         ([None], 1, []),
         ([BUSY, None], 2, []),
         ([STALL, None, None], 3, []),
-        ([BUSY] * 9, side.MOST_OWED, UNAUDITED),
-        ([STALL, BUSY] * 9, 2 * side.MOST_OWED, UNAUDITED),
+        ([BUSY] * 9, side.SHARES.most_owed, UNAUDITED),
+        ([STALL, BUSY] * 9, 2 * side.SHARES.most_owed, UNAUDITED),
     ],
     ids=["clear", "busy machine", "contradiction", "always busy", "always in doubt"],
 )
@@ -293,7 +293,7 @@ def test_one_clear_audit_of_several_processes_is_enough(monkeypatch: pytest.Monk
     for _ in range(3):
         for _ in range(5):
             ab.burst()
-        ab._owed = side.MOST_OWED  # as in a new process
+        ab._owed = side.SHARES.most_owed  # as in a new process
     assert ab.unchecked() == []
 
 
