@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from groupbench.tracker.cli.declared import argument, command, flag, option, options
 from groupbench.tracker.cli.here import recipe_of, this_project, wait_option
 from groupbench.tracker.cli.options import (
     CellChoice,
     alpha_option,
     cell_budget_option,
     cell_choice,
-    collected,
     comparisons_option,
     min_effect_same_option,
     setup_option,
@@ -65,18 +65,25 @@ COLUMNS = (
 class AbOptions:
     """Options for the sides, the decision and the timing."""
 
-    setup: str | None
-    base_python: str | None
-    head_python: str | None
-    budget: float
-    min_effect: float | None
-    alpha: float
-    only_changed: bool
-    cudagraph: bool
-    idle: float | None
-    input_seed: int
-    timeout: float
-    records: Path | None
+    setup: str | None = setup_option
+    base_python: str | None = option("--base-python", metavar="FILE", help="Measure base with this interpreter.")
+    head_python: str | None = option("--head-python", metavar="FILE", help="Measure head with this interpreter.")
+    budget: float = cell_budget_option
+    min_effect: float | None = min_effect_same_option
+    alpha: float = alpha_option
+    only_changed: bool = flag("--only-changed", help="Do not time cells whose compiled kernels did not change.")
+    cudagraph: bool = flag("--cudagraph", help="Time replays of a captured CUDA graph.")
+    idle: float | None = option(
+        "--idle", type=Duration(most=60), help="Rest this long before a burst. Default: 0.3s on a GPU, 0 on a CPU."
+    )
+    input_seed: int = option("--input-seed", type=Number(0, 2**63 - 1), default=0, help=SEED_HELP)
+    timeout: float = option(
+        "--timeout",
+        type=Duration(least=1, most=1e6),
+        default="300s",
+        help="Fail a side that does not answer within this time.",
+    )
+    records: Path | None = comparisons_option
 
     @property
     def settings(self) -> AbSettings:
@@ -85,38 +92,16 @@ class AbOptions:
         return AbSettings(self.budget, self.min_effect, self.alpha, self.timeout, self.only_changed)
 
 
-@click.command()
-@click.argument("base")
-@click.argument("head")
-@cell_choice("Compare", "the operator's default suite", required=True)
-@collected(
-    AbOptions,
-    "how",
-    setup_option,
-    click.option("--base-python", metavar="FILE", help="Measure base with this interpreter."),
-    click.option("--head-python", metavar="FILE", help="Measure head with this interpreter."),
-    cell_budget_option,
-    min_effect_same_option,
-    alpha_option,
-    click.option("--only-changed", is_flag=True, help="Do not time cells whose compiled kernels did not change."),
-    click.option("--cudagraph", is_flag=True, help="Time replays of a captured CUDA graph."),
-    click.option(
-        "--idle", type=Duration(most=60), help="Rest this long before a burst. Default: 0.3s on a GPU, 0 on a CPU."
-    ),
-    click.option("--input-seed", type=Number(0, 2**63 - 1), default=0, show_default=True, help=SEED_HELP),
-    click.option(
-        "--timeout",
-        type=Duration(least=1, most=1e6),
-        default="300s",
-        show_default=True,
-        help="Fail a side that does not answer within this time.",
-    ),
-    comparisons_option,
-)
+@command()
 @wait_option()
-@output_formats
-@click.pass_context
-def ab(context: click.Context, base: str, head: str, choice: CellChoice, how: AbOptions, form: Format) -> None:
+def ab(
+    context: click.Context,
+    base: str = argument(),
+    head: str = argument(),
+    choice: CellChoice = cell_choice("Compare", "the operator's default suite", required=True),
+    how: AbOptions = options(AbOptions),
+    form: Format = output_formats,
+) -> None:
     """Measure BASE and HEAD alternately on one device until it is clear whether they differ.
 
     BASE and HEAD are commits or folders. A commit is checked out into a temporary folder; a folder is measured as it

@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING
 
 import click
 
+from groupbench.tracker.cli.declared import argument, command, flag, option, options
 from groupbench.tracker.cli.here import hold_device, program_of, recipe_of, wait_option
 from groupbench.tracker.cli.night import Places, here, run_command
-from groupbench.tracker.cli.options import collected, plan_device_option, toolchain_option
+from groupbench.tracker.cli.options import plan_device_option, toolchain_option
 from groupbench.tracker.cli.output import say
 from groupbench.tracker.facts.exits import ExitCode
 from groupbench.tracker.facts.identity import plan_with
@@ -39,37 +40,23 @@ if TYPE_CHECKING:
 class BackfillOptions:
     """Options for `backfill`. Times are in seconds."""
 
-    every: int
-    bisect: bool
-    budget: float | None
-    again: bool
-    device: str | None
-    toolchain: str | None
+    every: int = option("--every", type=Number(1), default=1, help="Measure only every Nth commit.")
+    bisect: bool = flag(
+        "--bisect", help="Measure both ends first, then halve the gaps. A coarse history appears early and gets finer."
+    )
+    budget: float | None = option("--budget", type=Duration(above=True), help="Stop after this time.")
+    again: bool = flag("--again", help="Retry commits that failed to build or to load.")
+    device: str | None = plan_device_option
+    toolchain: str | None = toolchain_option
 
 
-@click.command()
-@click.argument("commits", metavar="A..B|COMMIT")
-@collected(
-    BackfillOptions,
-    "options",
-    click.option("--every", type=Number(1), default=1, metavar="N", help="Measure only every Nth commit."),
-    click.option(
-        "--bisect",
-        is_flag=True,
-        help="Measure both ends first, then halve the gaps. A coarse history appears early and gets finer.",
-    ),
-    click.option(
-        "--budget",
-        type=Duration(above=True),
-        help="Stop after this time.",
-    ),
-    click.option("--again", is_flag=True, help="Retry commits that failed to build or to load."),
-    plan_device_option,
-    toolchain_option,
-)
+@command()
 @wait_option()
-@click.pass_context
-def backfill(context: click.Context, commits: str, options: BackfillOptions) -> None:
+def backfill(
+    context: click.Context,
+    commits: str = argument(metavar="A..B|COMMIT"),
+    options: BackfillOptions = options(BackfillOptions),
+) -> None:
     """Measure the commits after A up to and including B, newest first, and store them as history.
 
     A range excludes A. A commit instead of a range measures the whole history, including the first commit.

@@ -11,14 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from groupbench.tracker.cli.declared import argument, command, flag, option, options
 from groupbench.tracker.cli.here import recipe_of, this_project, wait_option
 from groupbench.tracker.cli.options import (
-    BACKEND,
-    DTYPE,
-    OPERATOR,
-    SHAPE,
     Percent,
-    collected,
     device_option,
     min_effect_option,
     plugins_option,
@@ -26,7 +22,7 @@ from groupbench.tracker.cli.options import (
     setup_option,
 )
 from groupbench.tracker.cli.output import Column, Format, output_formats, say, write_json, write_notes, write_table
-from groupbench.tracker.facts.vocabulary import DTYPE_DEFAULT, MODE_HELP, SEED_HELP
+from groupbench.tracker.facts.vocabulary import BACKEND, DTYPE, DTYPE_DEFAULT, MODE_HELP, OPERATOR, SEED_HELP, SHAPE
 from groupbench.tracker.text.repro import SEARCHED
 from groupbench.tracker.text.wording import printable, signed_percent
 from groupbench.tracker.tools.parameters import Duration, Number
@@ -55,137 +51,92 @@ _CELL = ("operator", "backend", "shape", "dtype", "mode", "seed")
 class BisectCell:
     """The cell to measure: a stored series, or a cell by name."""
 
-    series: str | None
-    operator: str | None
-    backend: str | None
-    shape: str | None
-    dtype: str | None
-    mode: str | None
-    seed: int | None
-    device: str
-    plugins: tuple[str, ...]
+    series: str | None = option(
+        "--series",
+        metavar="ID",
+        help="Series to measure: its number in `groupbench list series`, or the id of one of its points.",
+    )
+    operator: str | None = option(*OPERATOR, help="Operator to measure, if --series is not given.")
+    backend: str | None = option(*BACKEND, help="Backend to measure.")
+    shape: str | None = option(
+        *SHAPE,
+        metavar="TEXT",
+        help="Shape to measure, as `groupbench list series` prints it or `tritonbench --shapes` takes it.",
+    )
+    dtype: str | None = option(*DTYPE, help=f"Dtype to measure, such as bf16, fp16 or fp32. {DTYPE_DEFAULT}")
+    mode: str | None = option("--mode", help=f"{MODE_HELP} Default: fwd.")
+    seed: int | None = option("--seed", type=Number(0, 2**63 - 1), help=f"{SEED_HELP} Default: 0.")
+    device: str = device_option
+    plugins: tuple[str, ...] = plugins_option
 
 
 @dataclass(frozen=True)
 class BisectOptions:
     """Options for the search, and for comparing two commits."""
 
-    metric: str
-    direction: str
-    all_: bool
-    repo: Path | None
-    paths: tuple[str, ...]
-    setup: str | None
-    python: str | None
-    min_effect: float | None
-    budget: float | None
-    only_changed: bool
-    confidence: float
-    package: str | None
-
-
-@click.command()
-@click.argument("good", required=False)
-@click.argument("bad", required=False)
-@collected(
-    BisectCell,
-    "cell",
-    click.option(
-        "--series",
-        metavar="ID",
-        help="Series to measure: its number in `groupbench list series`, or the id of one of its points.",
-    ),
-    click.option(*OPERATOR, metavar="NAME", help="Operator to measure, if --series is not given."),
-    click.option(*BACKEND, metavar="NAME", help="Backend to measure."),
-    click.option(
-        *SHAPE,
-        metavar="TEXT",
-        help="Shape to measure, as `groupbench list series` prints it or `tritonbench --shapes` takes it.",
-    ),
-    click.option(*DTYPE, metavar="NAME", help=f"Dtype to measure, such as bf16, fp16 or fp32. {DTYPE_DEFAULT}"),
-    click.option("--mode", metavar="NAME", help=f"{MODE_HELP} Default: fwd."),
-    click.option("--seed", type=Number(0, 2**63 - 1), metavar="N", help=f"{SEED_HELP} Default: 0."),
-    device_option,
-    plugins_option,
-)
-@collected(
-    BisectOptions,
-    "how",
-    click.option(
-        "--metric",
-        type=click.Choice(SEARCHED),
-        default="latency",
-        show_default=True,
-        help="Find a change of this metric.",
-    ),
-    click.option(
+    metric: str = option(
+        "--metric", type=click.Choice(SEARCHED), default="latency", help="Find a change of this metric."
+    )
+    direction: str = option(
         "--direction",
         type=click.Choice(["worse", "better", "either"]),
         default="worse",
-        show_default=True,
         help="Look for a regression, an improvement, or either.",
-    ),
-    click.option(
+    )
+    all_: bool = flag(
         "--all",
-        "all_",
-        is_flag=True,
         help="Search for further causes if the first one explains only part of the change. Default: only if the "
         "unexplained part may be larger.",
-    ),
-    click.option(
+    )
+    repo: Path | None = option(
         "--repo",
         type=click.Path(path_type=Path),
         help="Repository to search. Default: the one of groupbench.toml, or this folder's.",
-    ),
-    click.option(
+    )
+    paths: tuple[str, ...] = option(
         "--paths",
         multiple=True,
         metavar="PATH",
         help="Skip commits that do not change these paths; may be repeated. Default: kernels and operators in "
         "groupbench's own repository, else all paths.",
-    ),
-    setup_option,
-    click.option("--python", metavar="EXE", help="Measure with this interpreter. Default: this one."),
-    min_effect_option,
-    click.option(
+    )
+    setup: str | None = setup_option
+    python: str | None = option("--python", metavar="EXE", help="Measure with this interpreter. Default: this one.")
+    min_effect: float | None = min_effect_option
+    budget: float | None = option(
         "--budget",
         type=Duration(least=1, most=86_400),
         help="Stop measuring one comparison after this time, without its preparation. Default: 120s.",
-    ),
-    click.option("--only-changed", is_flag=True, help="Do not time commits whose compiled kernels did not change."),
-    click.option(
+    )
+    only_changed: bool = flag("--only-changed", help="Do not time commits whose compiled kernels did not change.")
+    confidence: float = option(
         "--confidence",
         type=Percent(),
         default="95",
-        show_default=True,
-        metavar="PERCENT",
         help="Name a commit once the probability that it is the cause reaches this, in percent.",
-    ),
-    click.option(
+    )
+    package: str | None = option(
         "--package",
         metavar="NAME==FIRST..LAST",
         help="Search the releases of a package instead of commits: triton==3.6.0..3.8.0.",
-    ),
-)
-@click.option(
-    "--log",
-    "log_file",
-    type=click.Path(path_type=Path),
-    help="Keep the comparisons in this file, from which --resume continues.",
-)
-@click.option("--resume", is_flag=True, help="Continue an interrupted search: the newest one, or the one in --log.")
+    )
+
+
+@command()
 @wait_option()
-@output_formats
-@click.pass_context
 def bisect(
     context: click.Context,
-    good: str | None,
-    bad: str | None,
-    cell: BisectCell,
-    how: BisectOptions,
-    log_file: Path | None,
-    resume: bool,
-    form: Format,
+    good: str | None = argument(required=False),
+    bad: str | None = argument(required=False),
+    cell: BisectCell = options(BisectCell),
+    how: BisectOptions = options(BisectOptions),
+    log_file: Path | None = option(
+        "--log",
+        type=click.Path(path_type=Path),
+        help="Keep the comparisons in this file, from which --resume continues.",
+    ),
+    resume: bool = flag("--resume", help="Continue an interrupted search: the newest one, or the one in --log."),
+    form: Format = output_formats,
 ) -> None:
     """Find the commit between GOOD and BAD that made a kernel slower or less accurate.
 

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from groupbench.tracker.cli.declared import argument, command, flag, option, options
 from groupbench.tracker.cli.here import is_step_of_another, recipe_of, this_project, wait_option
-from groupbench.tracker.cli.options import collected, plugins_option, setup_option, toolchain_option
+from groupbench.tracker.cli.options import plugins_option, setup_option, toolchain_option
 from groupbench.tracker.cli.output import say
 from groupbench.tracker.facts.exits import ExitCode
 from groupbench.tracker.facts.metrics import relative
@@ -28,53 +29,40 @@ if TYPE_CHECKING:
 class ConfirmOptions:
     """Options for the suspects, their commits and interpreters."""
 
-    repo: Path | None
-    budget: float
-    setup: str | None
-    base_python: Path | None
-    toolchain: str | None
-    plugins: tuple[str, ...]
-    install: bool
-    again: bool
-
-
-@click.command()
-@click.argument("run_id", required=False, metavar="[RUN]")
-@collected(
-    ConfirmOptions,
-    "how",
-    click.option(
+    repo: Path | None = option(
         "--repo",
         type=click.Path(path_type=Path),
         metavar="PATH",
         help="Repository with both commits. Default: the one of groupbench.toml, or this folder's.",
-    ),
-    click.option(
+    )
+    budget: float = option(
         "--budget",
         type=Duration(above=True),
         default="30m",
-        show_default=True,
         help="Begin no comparison after this time, and list unmeasured suspects.",
-    ),
-    setup_option,
-    click.option(
+    )
+    setup: str | None = setup_option
+    base_python: Path | None = option(
         "--base-python",
         type=click.Path(path_type=Path),
         metavar="FILE",
         help="Measure the earlier commits with this interpreter. Default: the one that measures the run's commit.",
-    ),
-    toolchain_option,
-    plugins_option,
-    click.option(
-        "--install",
-        is_flag=True,
-        help="If no interpreter has an old toolchain's packages, install them, and keep them for later.",
-    ),
-    click.option("--again", is_flag=True, help="Also measure suspects whose earlier A/B was inconclusive."),
-)
+    )
+    toolchain: str | None = toolchain_option
+    plugins: tuple[str, ...] = plugins_option
+    install: bool = flag(
+        "--install", help="If no interpreter has an old toolchain's packages, install them, and keep them for later."
+    )
+    again: bool = flag("--again", help="Also measure suspects whose earlier A/B was inconclusive.")
+
+
+@command()
 @wait_option()
-@click.pass_context
-def confirm(context: click.Context, run_id: str | None, how: ConfirmOptions) -> None:
+def confirm(
+    context: click.Context,
+    run_id: str | None = argument(required=False, metavar="[RUN]"),
+    how: ConfirmOptions = options(ConfirmOptions),
+) -> None:
     """Measure the suspects of RUN again: alternate between the run's commit and the one before the change.
 
     RUN is the start of a run's id. Default: the newest run.

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from groupbench.tracker.cli.declared import command
 from groupbench.tracker.cli.output import Column, Format, output_formats, write_json, write_table
 from groupbench.tracker.facts.exits import ExitCode
 from groupbench.tracker.text.wording import counted, printable
@@ -28,10 +29,8 @@ ALL = (
 )
 
 
-@click.command()
-@output_formats
-@click.pass_context
-def doctor(context: click.Context, form: Format) -> None:
+@command()
+def doctor(context: click.Context, form: Format = output_formats) -> None:
     """Check this machine and suggest improvements for measuring on it, with a command for each.
 
     Checks the GPUs (clocks, power, other processes, throttling), whether torch, triton and helion work together, the

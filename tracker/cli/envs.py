@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import click
 
-from groupbench.tracker.cli.options import HARDWARE_FILTER, filters, reading
+from groupbench.tracker.cli.declared import argument, command, group
+from groupbench.tracker.cli.options import HARDWARE_FILTER, reading
 from groupbench.tracker.cli.output import Column, Format, output_formats, plain, say, write_rows, write_table
 from groupbench.tracker.query.filters import Filter
 from groupbench.tracker.text.wording import date
@@ -20,12 +21,13 @@ COLUMNS = (
 )
 
 
-@click.command()
-@click.argument("pair", nargs=-1, metavar="[A B]")
-@filters(HARDWARE_FILTER)
-@output_formats
-@click.pass_obj
-def envs(db: str, pair: tuple[str, ...], where: Filter, form: Format) -> None:
+@command()
+def envs(
+    db: str,
+    pair: tuple[str, ...] = argument(nargs=-1, metavar="[A B]"),
+    where: Filter = group(Filter, **HARDWARE_FILTER),
+    form: Format = output_formats,
+) -> None:
     """List the environments, or the differences between A and B.
 
     A and B are prefixes of environment ids. A change in any declared field makes a new environment. `compare`

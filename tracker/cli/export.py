@@ -8,6 +8,7 @@ from typing import IO, TYPE_CHECKING
 
 import click
 
+from groupbench.tracker.cli.declared import argument, command, option
 from groupbench.tracker.cli.options import reading
 from groupbench.tracker.cli.output import say
 from groupbench.tracker.text.wording import counted, printable
@@ -21,16 +22,14 @@ FORMATS = ("jsonl", "csv", "v3", "bencher", "github-action")
 _SUFFIXES = {".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv"}
 
 
-@click.command()
-@click.argument("file", metavar="FILE")
-@click.option(
-    "--format",
-    "form",
-    type=click.Choice(FORMATS),
-    help="Format to write. Default: by the ending of FILE, jsonl for `-`.",
-)
-@click.pass_obj
-def export(db: str, file: str, form: str | None) -> None:
+@command()
+def export(
+    db: str,
+    file: str = argument(metavar="FILE"),
+    form: str | None = option(
+        "--format", type=click.Choice(FORMATS), help="Format to write. Default: by the ending of FILE, jsonl for `-`."
+    ),
+) -> None:
     """Write every point to FILE; `-` is stdout.
 
     \b

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
+from groupbench.tracker.cli.declared import command, group, option
 from groupbench.tracker.cli.here import traffic_of
-from groupbench.tracker.cli.options import CELL_FILTERS, filters, reading
+from groupbench.tracker.cli.options import CELL_FILTERS, reading
 from groupbench.tracker.cli.output import CELL, Column, Format, output_formats, say, write_rows
 from groupbench.tracker.facts.exits import ExitCode
 from groupbench.tracker.facts.programs import own_program
@@ -34,17 +35,19 @@ COLUMNS = (
 )
 
 
-@click.command()
-@click.option("--run", "run_id", metavar="ID", help="Use the run whose id starts with ID. Default: the newest run.")
-@click.option(
-    "--layer",
-    metavar="NAME",
-    help="Include only the products of one layer of a public model, such as qwen3_30b_prefill or dsv3_decode.",
-)
-@filters(*CELL_FILTERS)
-@output_formats
-@click.pass_context
-def gains(context: click.Context, run_id: str | None, layer: str | None, where: Filter, form: Format) -> None:
+@command()
+def gains(
+    context: click.Context,
+    run_id: str | None = option(
+        "--run", metavar="ID", help="Use the run whose id starts with ID. Default: the newest run."
+    ),
+    layer: str | None = option(
+        "--layer",
+        help="Include only the products of one layer of a public model, such as qwen3_30b_prefill or dsv3_decode.",
+    ),
+    where: Filter = group(Filter, **CELL_FILTERS),
+    form: Format = output_formats,
+) -> None:
     """List the problems of a run by the possible gain per call, largest first.
 
     A problem's speed of light is the latency of an optimal kernel. It moves the problem's bytes and computes the

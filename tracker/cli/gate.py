@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from groupbench.tracker.cli.declared import command, flag, option
 from groupbench.tracker.cli.here import program_of, this_project, traffic_of, without_collections
 from groupbench.tracker.cli.options import min_effect_option
 from groupbench.tracker.cli.output import (
@@ -62,55 +63,40 @@ COLUMNS = (
 DETAILS = Column("details", "details", without_end)
 
 
-@click.command()
-@click.option(
-    "--run",
-    "run_id",
-    metavar="ID",
-    help="Judge the run whose id starts with ID. Default: the newest run.",
-)
-@min_effect_option
-@click.option(
-    "--strict",
-    is_flag=True,
-    help="Fail on acknowledged regressions (exit code 1) and on series too new or too noisy to judge (exit code 3).",
-)
-@click.option(
-    "--window",
-    type=Number(3),
-    default=100,
-    show_default=True,
-    metavar="N",
-    help="Judge a series by at most this many earlier results.",
-)
-@click.option(
-    "--why",
-    metavar="SERIES",
-    help="Print the evidence about a series and the rule that decided: its number in `list series`, or words of it.",
-)
-@click.option("--update", is_flag=True, help="Open incidents for new regressions and close fixed ones.")
-@click.option(
-    "-o",
-    "--output",
-    "outputs",
-    multiple=True,
-    metavar="FORMAT[=FILE]",
-    help=f"Also write the verdict for CI; may be repeated: {', '.join(FORMATS)}.",
-)
-@click.option("--always", is_flag=True, help="Send the webhook even if nothing changed.")
-@output_formats
-@click.pass_context
+@command()
 def gate(
     context: click.Context,
-    run_id: str | None,
-    min_effect: float | None,
-    strict: bool,
-    window: int,
-    why: str | None,
-    update: bool,
-    outputs: tuple[str, ...],
-    always: bool,
-    form: Format,
+    run_id: str | None = option(
+        "--run", metavar="ID", help="Judge the run whose id starts with ID. Default: the newest run."
+    ),
+    min_effect: float | None = min_effect_option,
+    strict: bool = flag(
+        "--strict",
+        help="Fail on acknowledged regressions (exit code 1) and on series too new or too noisy to judge "
+        "(exit code 3).",
+    ),
+    window: int = option(
+        "--window",
+        type=Number(3),
+        default=100,
+        help="Judge a series by at most this many earlier results.",
+    ),
+    why: str | None = option(
+        "--why",
+        metavar="SERIES",
+        help="Print the evidence about a series and the rule that decided: its number in `list series`, or words "
+        "of it.",
+    ),
+    update: bool = flag("--update", help="Open incidents for new regressions and close fixed ones."),
+    outputs: tuple[str, ...] = option(
+        "-o",
+        "--output",
+        multiple=True,
+        metavar="FORMAT[=FILE]",
+        help=f"Also write the verdict for CI; may be repeated: {', '.join(FORMATS)}.",
+    ),
+    always: bool = flag("--always", help="Send the webhook even if nothing changed."),
+    form: Format = output_formats,
 ) -> None:
     """Judge the newest run; the exit code is the verdict.
 

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from groupbench.tracker.cli.options import BACKEND, DTYPE, OPERATOR, When, collected
+from groupbench.tracker.cli.declared import argument, command, flag, group, option
+from groupbench.tracker.cli.options import When
+from groupbench.tracker.facts.vocabulary import BACKEND, DTYPE, OPERATOR
 from groupbench.tracker.formats import FORMATS, Options
 from groupbench.tracker.text.cells import json_for
 from groupbench.tracker.text.wording import counted, printable, some
@@ -80,64 +82,57 @@ def _one_word(context: click.Context, param: click.Parameter, value: str | None)
     return value
 
 
-@click.command(name="import")
-@click.argument("files", nargs=-1, required=True, metavar="FILE...")
+@command(name="import")
 @click.option(
-    "--format",
-    "format_name",
-    metavar="NAME",
-    help=f"Format of the files: {', '.join(FORMATS)}. Default: detected for each file.",
-)
-@collected(
-    Options,
-    "facts",
-    click.option(
-        "--commit",
-        metavar="HASH",
-        callback=_known_commit,
-        help="Commit that was measured, if the file does not name it: a hash, or any name that git knows here.",
-    ),
-    click.option("--branch", metavar="NAME", help="Branch of that commit."),
-    click.option("--dirty", is_flag=True, help="Mark the working tree as different from that commit."),
-    click.option("--date", type=When(), metavar="DATE", help="Time of the measurement, if the file does not have it."),
-    click.option("--gpu", metavar="NAME", help="GPU model, if the file does not name it."),
-    click.option("--cpu", metavar="NAME", help="CPU model, for results without a GPU."),
-    click.option(*OPERATOR, metavar="NAME", help="Operator of all results."),
-    click.option(*BACKEND, metavar="NAME", help="Backend of all results."),
-    click.option("--mode", metavar="NAME", help="Mode of all results: fwd, bwd or fwd_bwd."),
-    click.option(*DTYPE, metavar="NAME", help="Dtype of all results."),
-    click.option(
-        "--plan", metavar="NAME", help="Plan of the run, which the gate compares with earlier runs of the plan."
-    ),
-    click.option(
-        "--commit-of",
-        default="tritonbench",
-        show_default=True,
-        metavar="NAME",
-        help="A TritonBench file names the commits of tritonbench, triton and pytorch; use this one.",
-    ),
-    click.option(
-        "--map",
-        "mapping",
-        type=Mapping(),
-        default=dict,
-        metavar="FIELD=COLUMN,...",
-        help="Columns of a plain CSV that hold a record's fields: latency_ms=time,operator=op.",
-    ),
-    click.option("--unit", metavar="UNIT", help="Unit of a plain CSV's latency: s, ms, us or ns. Default: ms."),
-)
-@click.option("--dry-run", is_flag=True, help="Write the records to stdout instead of storing them.")
-@click.option(
-    "--formats", is_flag=True, is_eager=True, expose_value=False, callback=_print_formats,
+    "--formats",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_print_formats,
     help="List the formats and their values that are read.",
-)  # fmt: skip
-@click.pass_obj
+)
 def import_(
     db: str,
-    files: tuple[str, ...],
-    format_name: str | None,
-    facts: Options,
-    dry_run: bool,
+    files: tuple[str, ...] = argument(nargs=-1, required=True, metavar="FILE..."),
+    format_name: str | None = option(
+        "--format", help=f"Format of the files: {', '.join(FORMATS)}. Default: detected for each file."
+    ),
+    facts: Options = group(
+        Options,
+        commit=option(
+            "--commit",
+            metavar="HASH",
+            callback=_known_commit,
+            help="Commit that was measured, if the file does not name it: a hash, or any name that git knows here.",
+        ),
+        branch=option("--branch", help="Branch of that commit."),
+        dirty=flag("--dirty", help="Mark the working tree as different from that commit."),
+        date=option(
+            "--date", type=When(), metavar="DATE", help="Time of the measurement, if the file does not have it."
+        ),
+        gpu=option("--gpu", help="GPU model, if the file does not name it."),
+        cpu=option("--cpu", help="CPU model, for results without a GPU."),
+        operator=option(*OPERATOR, help="Operator of all results."),
+        backend=option(*BACKEND, help="Backend of all results."),
+        mode=option("--mode", help="Mode of all results: fwd, bwd or fwd_bwd."),
+        dtype=option(*DTYPE, help="Dtype of all results."),
+        plan=option("--plan", help="Plan of the run, which the gate compares with earlier runs of the plan."),
+        commit_of=option(
+            "--commit-of",
+            default="tritonbench",
+            help="A TritonBench file names the commits of tritonbench, triton and pytorch; use this one.",
+        ),
+        mapping=option(
+            "--map",
+            type=Mapping(),
+            default=dict,
+            show_default=False,
+            metavar="FIELD=COLUMN,...",
+            help="Columns of a plain CSV that hold a record's fields: latency_ms=time,operator=op.",
+        ),
+        unit=option("--unit", metavar="UNIT", help="Unit of a plain CSV's latency: s, ms, us or ns. Default: ms."),
+    ),
+    dry_run: bool = flag("--dry-run", help="Write the records to stdout instead of storing them."),
 ) -> None:
     """Import files written by other benchmarks.
 
@@ -164,8 +159,8 @@ def _print_records(arguments: list[Given], format_name: str | None, facts: Optio
     from groupbench.tracker.facts.record import encode
     from groupbench.tracker.formats import load
 
-    for argument in arguments:
-        for source in argument.sources:
+    for each in arguments:
+        for source in each.sources:
             loaded = load(source.path, format_name, facts)
             for record in loaded.records:
                 click.echo(json_for(sys.stdout, encode(record)), nl=False)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, cast
 
 import click
 
+from groupbench.tracker.cli.declared import argument, command
 from groupbench.tracker.text.wording import counted, printable
 
 if TYPE_CHECKING:
@@ -18,10 +19,8 @@ if TYPE_CHECKING:
     from groupbench.tracker.store.ingest import Ingested
 
 
-@click.command()
-@click.argument("files", nargs=-1, required=True, metavar="FILE...")
-@click.pass_obj
-def ingest(db: str, files: tuple[str, ...]) -> None:
+@command()
+def ingest(db: str, files: tuple[str, ...] = argument(nargs=-1, required=True, metavar="FILE...")) -> None:
     """Store files of records (JSON lines) in the database; `-` is stdin.
 
     Each file is stored completely or not at all. Stored records are skipped. The database is created

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import click
-
-from groupbench.tracker.cli.options import CELL_FILTERS, RUN_FILTERS, filters, limit_option, reading
+from groupbench.tracker.cli.declared import command, group
+from groupbench.tracker.cli.options import CELL_FILTERS, RUN_FILTERS, limit_option, reading
 from groupbench.tracker.cli.output import (
     CELL,
     HOST,
@@ -59,12 +58,13 @@ OPERATORS = (
 )
 
 
-@click.command()
-@filters(*RUN_FILTERS)
-@limit_option("Number of runs to list.", default=20)
-@output_formats
-@click.pass_obj
-def runs(db: str, where: Filter, limit: int, form: Format) -> None:
+@command()
+def runs(
+    db: str,
+    where: Filter = group(Filter, **RUN_FILTERS),
+    limit: int = limit_option("Number of runs to list.", default=20),
+    form: Format = output_formats,
+) -> None:
     """List the runs, newest first."""
     from groupbench.tracker.facts.record import STATUSES
     from groupbench.tracker.query import listing
@@ -78,12 +78,13 @@ def runs(db: str, where: Filter, limit: int, form: Format) -> None:
     write_table(RUNS, rows, form)
 
 
-@click.command()
-@filters(*RUN_FILTERS)
-@limit_option("Number of commits to list.", default=20)
-@output_formats
-@click.pass_obj
-def commits(db: str, where: Filter, limit: int, form: Format) -> None:
+@command()
+def commits(
+    db: str,
+    where: Filter = group(Filter, **RUN_FILTERS),
+    limit: int = limit_option("Number of commits to list.", default=20),
+    form: Format = output_formats,
+) -> None:
     """List the measured commits, newest first."""
     from groupbench.tracker.query import listing
     from groupbench.tracker.query.rows import CommitSummary
@@ -93,11 +94,10 @@ def commits(db: str, where: Filter, limit: int, form: Format) -> None:
     write_rows(CommitSummary, COMMITS, rows, form, "no commits match")
 
 
-@click.command()
-@filters(*CELL_FILTERS, *RUN_FILTERS)
-@output_formats
-@click.pass_obj
-def series(db: str, where: Filter, form: Format) -> None:
+@command()
+def series(
+    db: str, where: Filter = group(Filter, **CELL_FILTERS, **RUN_FILTERS), form: Format = output_formats
+) -> None:
     """List the series, with point counts and the first and last date."""
     from groupbench.tracker.query import listing
     from groupbench.tracker.query.rows import SeriesSummary
@@ -107,10 +107,8 @@ def series(db: str, where: Filter, form: Format) -> None:
     write_rows(SeriesSummary, SERIES, rows, form, "no series match")
 
 
-@click.command()
-@output_formats
-@click.pass_obj
-def operators(db: str, form: Format) -> None:
+@command()
+def operators(db: str, form: Format = output_formats) -> None:
     """List the operators with results. `tritonbench --list-operators` lists the measurable ones."""
     from groupbench.tracker.query import listing
 

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from groupbench.tracker.cli.declared import argument, command, option, options
 from groupbench.tracker.cli.here import hold_device, seconds_of, this_project, traffic_of, wait_option
-from groupbench.tracker.cli.options import collected, plan_device_option, toolchain_option
+from groupbench.tracker.cli.options import plan_device_option, toolchain_option
 from groupbench.tracker.cli.output import say
 from groupbench.tracker.facts.errors import ReportPackageError, TrackerError
 from groupbench.tracker.facts.exits import ExitCode
@@ -42,34 +43,28 @@ OWN_OPTIONS = {"--records": "set the folder with GROUPBENCH_RECORDS or `records`
 class NightOptions:
     """Options for `night`; None is groupbench.toml's setting. Times are in seconds."""
 
-    device: str | None
-    budget: float | None
-    confirm: float | None
-    toolchain: str | None
-
-
-@click.command(context_settings={"ignore_unknown_options": True})
-@collected(
-    NightOptions,
-    "options",
-    plan_device_option,
-    click.option(
+    device: str | None = plan_device_option
+    budget: float | None = option(
         "--budget",
         type=Duration(most=6e6, above=True),
         help="Start no further cell after this time. Default: `budget` of groupbench.toml, or no limit.",
-    ),
-    click.option(
+    )
+    confirm: float | None = option(
         "--confirm",
         type=Duration(most=6e6),
         help="Confirm suspects for up to this long; 0 skips this. Default: GROUPBENCH_CONFIRM_MINUTES, `confirm` of "
         "groupbench.toml, or a tenth of the time of the measuring, at least 3m.",
-    ),
-    toolchain_option,
-)
+    )
+    toolchain: str | None = toolchain_option
+
+
+@command(context_settings={"ignore_unknown_options": True})
 @wait_option()
-@click.argument("rest", nargs=-1, type=click.UNPROCESSED, metavar="[OPTION ...]")
-@click.pass_context
-def night(context: click.Context, options: NightOptions, rest: tuple[str, ...]) -> None:
+def night(
+    context: click.Context,
+    options: NightOptions = options(NightOptions),
+    rest: tuple[str, ...] = argument(nargs=-1, type=click.UNPROCESSED, metavar="[OPTION ...]"),
+) -> None:
     """Measure everything in groupbench.toml, store it, confirm suspects, judge, report and post.
 
     \b
@@ -169,11 +164,11 @@ def here(context: click.Context) -> Project:
 
 def _check(rest: tuple[str, ...]) -> None:
     """Refuse options of `tritonbench` with no place in a nightly run. Raises UsageError."""
-    for flag in (option.partition("=")[0] for option in rest):
-        if flag in PRINTS:
-            raise click.UsageError(f"{flag} only prints and measures nothing; use `tritonbench {flag}`")
-        if flag in OWN_OPTIONS:
-            raise click.UsageError(f"{flag} cannot be used with `night`: {OWN_OPTIONS[flag]}")
+    for name in (word.partition("=")[0] for word in rest):
+        if name in PRINTS:
+            raise click.UsageError(f"{name} only prints and measures nothing; use `tritonbench {name}`")
+        if name in OWN_OPTIONS:
+            raise click.UsageError(f"{name} cannot be used with `night`: {OWN_OPTIONS[name]}")
 
 
 def run_command(context: click.Context, database: str, name: str, *arguments: str) -> int:

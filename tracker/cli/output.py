@@ -9,10 +9,11 @@ import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import click
 
+from groupbench.tracker.cli.declared import Declared, option
 from groupbench.tracker.facts.verdicts import Tone, Verdict
 from groupbench.tracker.query.tables import RowT
 from groupbench.tracker.text.cells import cell_for, formula_safe, json_for
@@ -20,7 +21,6 @@ from groupbench.tracker.text.terminal import shortened
 from groupbench.tracker.text.wording import INTERPRETED, milliseconds, printable
 
 Format = Literal["table", "json", "csv", "md"]
-F = TypeVar("F", bound=Callable[..., Any])
 
 WIDTH = 120
 """Columns of a terminal that rows with details are made for."""
@@ -83,14 +83,13 @@ def plain(keys: Sequence[str], right: bool = False) -> list[Column]:
     return [Column(key, key, right=right) for key in keys]
 
 
-def output_format(*forms: Format) -> Callable[[F], F]:
-    """Add `--format`, with the first of `forms` as the default; the argument is `form`."""
-    return click.option(
-        "--format", "form", type=click.Choice(forms), default=forms[0], show_default=True, help="Format of the output."
-    )
+def output_format(*forms: Format) -> Any:
+    """Declare `--format`, with the first of `forms` as the default."""
+    return option("--format", "form", type=click.Choice(forms), default=forms[0], help="Format of the output.")
 
 
 output_formats = output_format("table", "json", "csv", "md")
+format_decorator: Declared = output_formats
 
 
 def write_json(value: Any) -> None:

@@ -9,19 +9,12 @@ from typing import TYPE_CHECKING
 
 import click
 
+from groupbench.tracker.cli.declared import command, option, options
 from groupbench.tracker.cli.here import hold_device, this_project, wait_option
-from groupbench.tracker.cli.options import (
-    BACKEND,
-    DTYPE,
-    OPERATOR,
-    SHAPE,
-    collected,
-    mode_option,
-    plugins_option,
-)
+from groupbench.tracker.cli.options import mode_option, plugins_option
 from groupbench.tracker.cli.output import Column, Format, output_formats, write_table
 from groupbench.tracker.facts.metrics import LATENCY, METRICS, NCU, Metric
-from groupbench.tracker.facts.vocabulary import DTYPE_DEFAULT, SEED_HELP
+from groupbench.tracker.facts.vocabulary import BACKEND, DTYPE, DTYPE_DEFAULT, OPERATOR, SEED_HELP, SHAPE
 from groupbench.tracker.text.wording import counted, printable
 from groupbench.tracker.tools.parameters import Duration, Number
 
@@ -37,51 +30,31 @@ STDERR = 2
 class ProfileOptions:
     """The cells to profile."""
 
-    operator: str
-    backends: tuple[str, ...]
-    shapes: tuple[str, ...]
-    dtype: str | None
-    mode: str
-    seed: int
-    plugins: tuple[str, ...]
-    timeout: float
-
-
-@click.command()
-@collected(
-    ProfileOptions,
-    "what",
-    click.option(*OPERATOR, metavar="NAME", required=True, help="Profile this operator."),
-    click.option(
-        *BACKEND[:2],
-        "backends",
-        multiple=True,
-        metavar="NAME",
-        help="Profile only this backend; may be repeated.",
-    ),
-    click.option(
-        *SHAPE[:2],
-        "shapes",
+    operator: str = option(*OPERATOR, required=True, help="Profile this operator.")
+    backends: tuple[str, ...] = option(*BACKEND, multiple=True, help="Profile only this backend; may be repeated.")
+    shapes: tuple[str, ...] = option(
+        *SHAPE,
         multiple=True,
         metavar="TEXT",
         help="Profile this shape; may be repeated. Default: the operator's first shape.",
-    ),
-    click.option(*DTYPE, metavar="NAME", help=f"Profile this dtype. {DTYPE_DEFAULT}"),
-    mode_option,
-    click.option("--seed", type=Number(0, 2**63 - 1), default=0, show_default=True, help=SEED_HELP),
-    plugins_option,
-    click.option(
+    )
+    dtype: str | None = option(*DTYPE, help=f"Profile this dtype. {DTYPE_DEFAULT}")
+    mode: str = mode_option
+    seed: int = option("--seed", type=Number(0, 2**63 - 1), default=0, help=SEED_HELP)
+    plugins: tuple[str, ...] = plugins_option
+    timeout: float = option(
         "--timeout",
         type=Duration(least=0.1, most=1e6),
         default="300s",
-        show_default=True,
         help="Give up on a cell or its profile after this time.",
-    ),
-)
+    )
+
+
+@command()
 @wait_option()
-@output_formats
-@click.pass_context
-def profile(context: click.Context, what: ProfileOptions, form: Format) -> None:
+def profile(
+    context: click.Context, what: ProfileOptions = options(ProfileOptions), form: Format = output_formats
+) -> None:
     """Profile one call on the GPU: count memory traffic, cache hits, tensor-core use and occupancy.
 
     First measures the cell as `tritonbench` does. Then runs one more call under ncu (Nsight Compute), in a separate

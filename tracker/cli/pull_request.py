@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from groupbench.tracker.cli.ab import COLUMNS, announced, as_row, left_out, progress_line
+from groupbench.tracker.cli.declared import argument, command
 from groupbench.tracker.cli.here import hold_device, program_of, recipe_of, wait_option
 from groupbench.tracker.cli.night import Places, here
 from groupbench.tracker.cli.options import cell_budget_option, min_effect_same_option, plan_device_option
@@ -31,21 +32,15 @@ KEPT = ("verdict", "conclusion", "operator", "backend", "shape", "dtype", "base_
         "change_high", "message")  # fmt: skip
 
 
-@click.command("pull-request")
-@click.argument("base")
-@click.argument("head", default="HEAD")
-@plan_device_option
-@cell_budget_option
-@min_effect_same_option
+@command("pull-request")
 @wait_option("60m")
-@click.pass_context
 def pull_request(
     context: click.Context,
-    base: str,
-    head: str,
-    device: str | None,
-    budget: float,
-    min_effect: float | None,
+    base: str = argument(),
+    head: str = argument(default="HEAD"),
+    device: str | None = plan_device_option,
+    budget: float = cell_budget_option,
+    min_effect: float | None = min_effect_same_option,
 ) -> None:
     """Compare HEAD with the merge base of HEAD and BASE, in everything measured by groupbench.toml.
 

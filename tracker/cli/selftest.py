@@ -7,6 +7,7 @@ import sys
 
 import click
 
+from groupbench.tracker.cli.declared import command, flag, option
 from groupbench.tracker.cli.output import Format, output_format
 from groupbench.tracker.facts.errors import TrackerError
 from groupbench.tracker.facts.exits import ExitCode
@@ -15,14 +16,16 @@ from groupbench.tracker.facts.programs import own_program
 MODULE = "groupbench.operators.integrity"
 
 
-@click.command()
-@click.option("--integrity", is_flag=True, help="Run backends that cheat, and print which check catches each.")
-@click.option("--device", type=click.Choice(["auto", "cuda", "cpu"]), default="auto", show_default=True,
-              help="Device to run the backends on.")  # fmt: skip
-@click.option("--cheats", "only", metavar="NAMES", help="Run only these cheats, joined by commas.")
-@output_format("table", "json")
-@click.pass_context
-def selftest(context: click.Context, integrity: bool, device: str, only: str | None, form: Format) -> None:
+@command()
+def selftest(
+    context: click.Context,
+    integrity: bool = flag("--integrity", help="Run backends that cheat, and print which check catches each."),
+    device: str = option(
+        "--device", type=click.Choice(["auto", "cuda", "cpu"]), default="auto", help="Device to run the backends on."
+    ),
+    only: str | None = option("--cheats", metavar="NAMES", help="Run only these cheats, joined by commas."),
+    form: Format = output_format("table", "json"),
+) -> None:
     """Check whether this installation catches cheating backends and accepts honest ones.
 
     docs/explanation/integrity.md describes the cheats: cached, lazy or forged results, replaced clocks, and work that

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from groupbench.tracker.cli.declared import argument, command
 from groupbench.tracker.cli.options import reading
 from groupbench.tracker.cli.output import (
     APART,
@@ -51,11 +52,8 @@ _CELLS = (
 _FACTS = (Column("fact", "fact"), Column("value", "value", wraps=True))
 
 
-@click.command()
-@click.argument("what", metavar="ID")
-@output_formats
-@click.pass_obj
-def show(db: str, what: str, form: Format) -> None:
+@command()
+def show(db: str, what: str = argument(metavar="ID"), form: Format = output_formats) -> None:
     """Show everything stored about a point or a run, such as its loaded files and those that differ from before.
 
     ID is a point's id as `history --ids` prints it (12.3), or run: and the start of a run's id (run:3f2a).
