@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
+from groupbench.tracker.ab.bench import AbCell, AbResult, Bench, RecordsError, as_json, exit_code
+from groupbench.tracker.ab.named_sides import open_sides
+from groupbench.tracker.ab.result import AbSettings, footnotes
 from groupbench.tracker.cli.declared import argument, command, flag, option, options
 from groupbench.tracker.cli.here import recipe_of, this_project, wait_option
 from groupbench.tracker.cli.options import (
@@ -24,11 +28,8 @@ from groupbench.tracker.cli.options import (
 from groupbench.tracker.cli.output import Column, Format, output_formats, say, write_json, write_notes, write_table
 from groupbench.tracker.facts.metrics import relative
 from groupbench.tracker.facts.vocabulary import SEED_HELP
-from groupbench.tracker.text.wording import counted, duration, milliseconds, signed_percent
+from groupbench.tracker.text.wording import counted, duration, milliseconds, printable, signed_percent
 from groupbench.tracker.tools.parameters import Duration, Number
-
-if TYPE_CHECKING:
-    from groupbench.tracker.ab.bench import AbCell, AbResult, AbSettings, Bench
 
 EXPECTED_S = {"cuda": 10, "cpu": 15}
 """Seconds that an A/A comparison takes, for the first estimate of the total time."""
@@ -87,7 +88,6 @@ class AbOptions:
 
     @property
     def settings(self) -> AbSettings:
-        from groupbench.tracker.ab.result import AbSettings
 
         return AbSettings(self.budget, self.min_effect, self.alpha, self.timeout, self.only_changed)
 
@@ -116,8 +116,6 @@ def ab(
     3   a cell failed or was not resolved within the budget
     75  another command uses this device
     """
-    from groupbench.tracker.ab.bench import Bench, RecordsError, exit_code
-    from groupbench.tracker.ab.named_sides import open_sides
 
     project = this_project(context)
     choice = replace(choice, plugins=project.plugins(choice.plugins))
@@ -199,8 +197,6 @@ def check_records(path: Path | None) -> None:
 
 
 def _show(results: list[AbResult], form: Format) -> None:
-    from groupbench.tracker.ab.bench import as_json
-    from groupbench.tracker.ab.result import footnotes
 
     if form == "json":
         write_json([as_json(result) for result in results])
@@ -234,9 +230,6 @@ def as_row(result: AbResult) -> dict[str, Any]:
 
 def progress_line() -> Callable[[str], None]:
     """Return a progress reporter: one overwritten line on a terminal, else a line per cell."""
-    import sys
-
-    from groupbench.tracker.text.wording import printable
 
     if sys.stderr.isatty():
         return lambda text: click.echo(f"\r\x1b[2K{printable(text)[:100]}", err=True, nl=False)

@@ -13,10 +13,12 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
+from groupbench.tracker.ab.side import measured_tree
+from groupbench.tracker.ab.toolchains import interpreter_of, module_path
+from groupbench.tracker.ab.worktree import CheckoutError, Spares, WorktreeError, checkout
 from groupbench.tracker.cli.declared import argument, command, flag, option, options
 from groupbench.tracker.cli.here import hold_device, program_of, recipe_of, wait_option
 from groupbench.tracker.cli.night import Places, here, run_command
@@ -24,16 +26,22 @@ from groupbench.tracker.cli.options import plan_device_option, toolchain_option
 from groupbench.tracker.cli.output import say
 from groupbench.tracker.facts.exits import ExitCode
 from groupbench.tracker.facts.identity import plan_with
-from groupbench.tracker.facts.record import BACKFILL
+from groupbench.tracker.facts.measured_tree import add_to_path, with_folders
+from groupbench.tracker.facts.record import BACKFILL, Record, read
+from groupbench.tracker.night.backfill import (
+    BackfillCommit,
+    BackfillFiles,
+    by_halving,
+    commits_of,
+    plan_of,
+    require_writable,
+)
+from groupbench.tracker.night.measuring import Unmeasured, interrupted, measure
+from groupbench.tracker.project import Project, import_folders
+from groupbench.tracker.text import repro
 from groupbench.tracker.text.scratch import Scratch
 from groupbench.tracker.text.wording import change_in_words, counted, printable, run_text
 from groupbench.tracker.tools.parameters import Duration, Number
-
-if TYPE_CHECKING:
-    from groupbench.tracker.ab.worktree import Spares
-    from groupbench.tracker.facts.record import Record
-    from groupbench.tracker.night.backfill import BackfillCommit, BackfillFiles
-    from groupbench.tracker.project import Project
 
 
 @dataclass(frozen=True)
@@ -88,8 +96,6 @@ def backfill(
 
 def _backfill(context: click.Context, commits: str, options: BackfillOptions) -> int:
     """Measure the commits, print the outcome, and return the exit code."""
-    from groupbench.tracker.ab.toolchains import interpreter_of
-    from groupbench.tracker.night.backfill import BackfillFiles, by_halving, commits_of, plan_of, require_writable
 
     project = here(context)
     selected = commits_of(project.folder, commits, options.every)
@@ -158,7 +164,6 @@ class Backfill:
         return f"{counted(total, 'commit')}: {', '.join(counts)}"
 
     def __call__(self, commits: Sequence[BackfillCommit], again: bool) -> None:
-        from groupbench.tracker.ab.worktree import Spares
 
         with Spares() as spares:
             self._measure_all(commits, again, spares)
@@ -189,7 +194,6 @@ class Backfill:
         """Yield lines with the largest step between neighbouring commits, and the command to decide it."""
         from groupbench.tracker.night.steps import find_steps
         from groupbench.tracker.store.engine import open_store
-        from groupbench.tracker.text import repro
 
         with open_store(self.places.database, create=True) as store, store.read() as session:
             steps = find_steps(session, self.plan, [commit.hash for commit in reversed(commits)])
@@ -225,7 +229,6 @@ class Backfill:
 
     def _planned(self, commit: BackfillCommit) -> list[Record]:
         """Return a record for every planned cell, as today's checkout lists them; none if it cannot."""
-        from groupbench.tracker.facts.record import read
 
         with Scratch("planned") as folder:
             path = folder / "planned.jsonl"
@@ -234,7 +237,6 @@ class Backfill:
 
     def _commit(self, commit: BackfillCommit, end: float, spares: Spares) -> str | None:
         """Measure and store one commit; return the outcome, or None if cells are left."""
-        from groupbench.tracker.ab.worktree import CheckoutError, WorktreeError, checkout
 
         try:
             recipe = recipe_of(self.context, None)
@@ -258,9 +260,6 @@ class Backfill:
 
     def _measure(self, commit: BackfillCommit, tree: Path, end: float) -> str | None:
         """Measure a checkout; return None, or the reason if nothing could be measured, which has been printed."""
-        from groupbench.tracker.ab.side import measured_tree
-        from groupbench.tracker.facts.measured_tree import with_folders
-        from groupbench.tracker.project import import_folders
 
         path = self.files.records(commit)
         environment = with_folders(import_folders(tree, self.project.settings.pythonpath), os.environ)
@@ -281,7 +280,6 @@ class Backfill:
 
     def _record_failure(self, commit: BackfillCommit, reason: str) -> None:
         """Record the reason for every cell of the plan, as today's checkout lists them. Raises Unmeasured."""
-        from groupbench.tracker.night.measuring import Unmeasured
 
         say(printable(f"groupbench: {commit.hash[:10]} is recorded as failed, with this reason"))
         code = self._unmeasured(commit, self.files.records(commit), reason)
@@ -290,7 +288,6 @@ class Backfill:
 
     def _unmeasured(self, commit: BackfillCommit, path: Path, reason: str, stdout: int | None = None) -> int:
         """Write a record with a reason for every cell of the plan in today's checkout. Return the exit code."""
-        from groupbench.tracker.facts.measured_tree import with_folders
 
         environment = with_folders(self.project.python_path(), os.environ)
         options = [*self.options, "--commit", commit.hash, "--records", str(path), "--resume"]
@@ -300,9 +297,6 @@ class Backfill:
     def _run(
         self, options: list[str], folder: Path, environment: dict[str, str], stdout: int | None = None
     ) -> tuple[int, str]:
-        from groupbench.tracker.ab.toolchains import module_path
-        from groupbench.tracker.facts.measured_tree import add_to_path
-        from groupbench.tracker.night.measuring import interrupted, measure
 
         lines: list[str] = []
         with Scratch("toolchain") as layout:
@@ -316,7 +310,6 @@ class Backfill:
 
 def _left_out(path: Path) -> bool:
     """Return whether a budget cut short the last run of a records file."""
-    from groupbench.tracker.facts.record import read
 
     with path.open("rb") as file:
         return any(record.status == "skipped" for _, record in read(file))

@@ -11,6 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from groupbench.tracker.ab.result import timing_of
+from groupbench.tracker.ab.toolchains import releases
+from groupbench.tracker.bisect import history as bisect_git
+from groupbench.tracker.bisect import log as bisect_log
+from groupbench.tracker.bisect import report
+from groupbench.tracker.bisect.history import folder_of
+from groupbench.tracker.bisect.hunt import BisectResult, History
+from groupbench.tracker.bisect.log import Header, bench_of
 from groupbench.tracker.cli.declared import argument, command, flag, option, options
 from groupbench.tracker.cli.here import recipe_of, this_project, wait_option
 from groupbench.tracker.cli.options import (
@@ -22,14 +30,14 @@ from groupbench.tracker.cli.options import (
     setup_option,
 )
 from groupbench.tracker.cli.output import Column, Format, output_formats, say, write_json, write_notes, write_table
+from groupbench.tracker.facts.errors import QueryError
 from groupbench.tracker.facts.vocabulary import BACKEND, DTYPE, DTYPE_DEFAULT, MODE_HELP, OPERATOR, SEED_HELP, SHAPE
+from groupbench.tracker.query.filters import Filter
 from groupbench.tracker.text.repro import SEARCHED
 from groupbench.tracker.text.wording import printable, signed_percent
 from groupbench.tracker.tools.parameters import Duration, Number
 
 if TYPE_CHECKING:
-    from groupbench.tracker.bisect.hunt import BisectResult, History
-    from groupbench.tracker.bisect.log import Header
     from groupbench.tracker.bisect.run import Searched
 
 COLUMNS = (
@@ -164,7 +172,6 @@ def bisect(
     3   undecided: not resolved, GOOD or BAD fails, or several commits remain
     75  another command uses this device
     """
-    from groupbench.tracker.bisect.history import folder_of
 
     project = this_project(context)
     cell = replace(cell, plugins=project.plugins(cell.plugins))
@@ -199,8 +206,6 @@ def _search_of(
     resume: bool,
 ) -> tuple[Header, Path]:
     """Return the search and the log file: a new search, or the one to continue. Raises UsageError."""
-    from groupbench.tracker.bisect import history as bisect_git
-    from groupbench.tracker.bisect import log as bisect_log
 
     folder = bisect_git.log_folder(repository)
     if how.package and (good is not None or how.python):
@@ -220,8 +225,6 @@ def _header(
     context: click.Context, repository: Path, good: str, bad: str, cell: BisectCell, how: BisectOptions
 ) -> Header:
     """Return the search with every default filled in. The log refuses any other search."""
-    from groupbench.tracker.bisect import history as bisect_git
-    from groupbench.tracker.bisect.log import Header, bench_of
 
     first, last = bisect_git.resolve(repository, good), bisect_git.resolve(repository, bad)
     if first == last and not how.package:
@@ -248,7 +251,6 @@ def _header(
 
 def _releases(context: click.Context, text: str | None) -> tuple[str | None, tuple[str, ...]]:
     """Return --package as (package, releases from oldest to newest). Raises ToolchainError."""
-    from groupbench.tracker.ab.toolchains import releases
 
     if text is None:
         return None, ()
@@ -264,9 +266,6 @@ def _cell_of_series(context: click.Context, cell: BisectCell, series: str) -> di
 
     Raises UsageError, QueryError.
     """
-    from groupbench.tracker.ab.result import timing_of
-    from groupbench.tracker.facts.errors import QueryError
-    from groupbench.tracker.query.filters import Filter
     from groupbench.tracker.query.series import find_series
 
     conflicting = [name for name in _CELL if getattr(cell, name) is not None]
@@ -289,7 +288,6 @@ def _cell_of_options(context: click.Context, cell: BisectCell) -> dict[str, Any]
 
 
 def _write(form: Format, done: Searched, path: Path) -> None:
-    from groupbench.tracker.bisect import report
 
     header, text = done.header, done.lines
     if form == "json":
@@ -305,7 +303,6 @@ def _write(form: Format, done: Searched, path: Path) -> None:
 
 
 def _rows(result: BisectResult, history: History) -> Iterator[dict[str, Any]]:
-    from groupbench.tracker.bisect import report
 
     for culprit in (report.culprit_data(each, history) for each in result.culprits):
         for commit in culprit["commits"]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from groupbench.tracker.ab.toolchains import Interpreters, interpreter_of
 from groupbench.tracker.cli.declared import argument, command, flag, option, options
 from groupbench.tracker.cli.here import is_step_of_another, recipe_of, this_project, wait_option
 from groupbench.tracker.cli.options import plugins_option, setup_option, toolchain_option
@@ -81,7 +82,6 @@ def confirm(
     75 another command uses this device.
     """
     from groupbench.tracker.ab import confirm as confirming
-    from groupbench.tracker.ab.toolchains import Interpreters, interpreter_of
     from groupbench.tracker.bisect.causes import Searches
     from groupbench.tracker.store.engine import open_store
 

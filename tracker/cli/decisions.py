@@ -10,13 +10,12 @@ import click
 from groupbench.tracker.cli.declared import argument, command, flag, option
 from groupbench.tracker.cli.here import person
 from groupbench.tracker.cli.options import When, reason_option
+from groupbench.tracker.query.rows import SeriesRow
 from groupbench.tracker.text.wording import counted, date, printable
 from groupbench.tracker.tools.parameters import SERIES
 
 if TYPE_CHECKING:
     from sqlalchemy.orm import Session
-
-    from groupbench.tracker.query.rows import SeriesRow
 
 
 _series = argument(type=SERIES, nargs=-1, required=True, metavar="SERIES...")

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import click
 
+from groupbench.tracker.ab.evaluate import Evaluation, Evaluator, exit_code
 from groupbench.tracker.cli.ab import progress_line
 from groupbench.tracker.cli.declared import argument, command, option, options
 from groupbench.tracker.cli.here import this_project, wait_option
 from groupbench.tracker.cli.options import CELL_BUDGET, MIN_EFFECT_SAME, CellChoice, Percent, cell_choice
 from groupbench.tracker.cli.output import Format, output_format, write_json
+from groupbench.tracker.facts.errors import TrackerError
 from groupbench.tracker.text.unchecked import unchecked_lines
 from groupbench.tracker.text.wording import counted, milliseconds, printable
 from groupbench.tracker.tools.parameters import Duration
-
-if TYPE_CHECKING:
-    from groupbench.tracker.ab.evaluate import Evaluation
 
 
 @dataclass(frozen=True)
@@ -61,8 +59,6 @@ def evaluate(
     With --format json, stdout has an answer for every outcome. After a usage error, it is an object with the verdict
     `refused` and the problem.
     """
-    from groupbench.tracker.ab.evaluate import exit_code
-    from groupbench.tracker.facts.errors import TrackerError
 
     try:
         evaluations = _evaluations(context, candidate, against, choice, how)
@@ -80,7 +76,6 @@ def evaluate(
 def _evaluations(
     context: click.Context, candidate: str, against: str | None, choice: CellChoice, how: EvaluateOptions
 ) -> list[Evaluation]:
-    from groupbench.tracker.ab.evaluate import Evaluator
 
     project = this_project(context)
     with Evaluator(

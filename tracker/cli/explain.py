@@ -10,17 +10,18 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from groupbench.tracker import project
 from groupbench.tracker.cli.declared import argument, command, group, option
 from groupbench.tracker.cli.options import CELL_FILTERS, reading
 from groupbench.tracker.cli.output import Column, Format, output_formats, say, write_json, write_table
 from groupbench.tracker.facts.exits import ExitCode
+from groupbench.tracker.facts.kernel_files import FOLDER, KernelFolder
 from groupbench.tracker.query.filters import Filter
 from groupbench.tracker.text.wording import printable, signed_change
 from groupbench.tracker.tools.parameters import Number
 
 if TYPE_CHECKING:
     from groupbench.tracker.compare.explanation import CellGroup, Explanation, ProfilePair
-    from groupbench.tracker.facts.kernel_files import KernelFolder
 
 MOST_GROUPS = 10
 """Most groups of cells that are printed."""
@@ -68,7 +69,6 @@ def explain(
     """
     from groupbench.tracker.compare.explanation import explain as explain_sides
     from groupbench.tracker.compare.sides import find_side, find_sides, is_file, narrowed_side
-    from groupbench.tracker.facts.kernel_files import KernelFolder
 
     if b is None and against is None:
         raise click.UsageError("give B, or a backend with --against")
@@ -96,8 +96,6 @@ def explain(
 
 def kernel_folder() -> Path:
     """Return the folder with the kernels' code: next to the records, or in this folder."""
-    from groupbench.tracker import project
-    from groupbench.tracker.facts.kernel_files import FOLDER
 
     here = project.load()
     next_to_records = Path(here.place(os.environ.get("GROUPBENCH_RECORDS") or here.settings.records)) / FOLDER

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
@@ -11,11 +12,11 @@ import click
 from groupbench.tracker.cli.declared import argument, command, option
 from groupbench.tracker.cli.options import reading
 from groupbench.tracker.cli.output import say
+from groupbench.tracker.facts.errors import StoreError
+from groupbench.tracker.text.files import whole_file
 from groupbench.tracker.text.wording import counted, printable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from sqlalchemy.orm import Session
 
 FORMATS = ("jsonl", "csv", "v3", "bencher", "github-action")
@@ -41,8 +42,6 @@ def export(
 
     An existing FILE is replaced once the export is complete.
     """
-    from groupbench.tracker.facts.errors import StoreError
-    from groupbench.tracker.text.files import whole_file
 
     ending = "jsonl" if file == "-" else None
     form = form or _SUFFIXES.get(Path(file).suffix.lower(), ending)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import click
 import msgspec
@@ -16,10 +15,10 @@ from groupbench.tracker.cli.output import CELL, Column, Format, output_formats, 
 from groupbench.tracker.facts.exits import ExitCode
 from groupbench.tracker.facts.programs import own_program
 from groupbench.tracker.query.filters import Filter
+from groupbench.tracker.query.gains import CANARY, Gain
+from groupbench.tracker.query.gains import gains as find
+from groupbench.tracker.query.rows import PointRow
 from groupbench.tracker.text.wording import milliseconds, no_such
-
-if TYPE_CHECKING:
-    from groupbench.tracker.query.rows import PointRow
 
 MODULE = "groupbench.operators.layers"
 
@@ -68,8 +67,6 @@ def gains(
 
     Exit codes: 0 ok, 2 usage error, 3 no cell, or not every layer product, has a known speed of light.
     """
-    from groupbench.tracker.query.gains import CANARY, Gain
-    from groupbench.tracker.query.gains import gains as find
     from groupbench.tracker.query.points import points_of_run, points_of_state
     from groupbench.tracker.query.resolve import find_run
 

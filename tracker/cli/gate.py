@@ -26,8 +26,10 @@ from groupbench.tracker.cli.output import (
     write_with_details,
 )
 from groupbench.tracker.facts.exits import ExitCode
-from groupbench.tracker.outputs import FORMATS
+from groupbench.tracker.outputs import FORMATS, OutputTarget, parse, write
+from groupbench.tracker.text import repro
 from groupbench.tracker.text.wording import printable
+from groupbench.tracker.tools import git
 from groupbench.tracker.tools.parameters import Number
 
 if TYPE_CHECKING:
@@ -35,7 +37,6 @@ if TYPE_CHECKING:
 
     from groupbench.tracker.judge.incident_moves import Updated
     from groupbench.tracker.judge.verdicts import Gate, Judged
-    from groupbench.tracker.outputs import OutputTarget
     from groupbench.tracker.outputs.result import GateResult
     from groupbench.tracker.query.traffic import Traffic
 
@@ -117,10 +118,8 @@ def gate(
     """
     without_collections(context)
     from groupbench.tracker.judge import gate as gates
-    from groupbench.tracker.outputs import write
     from groupbench.tracker.query.resolve import find_run
     from groupbench.tracker.store.engine import open_store
-    from groupbench.tracker.tools import git
 
     targets, traffic = _targets(outputs), traffic_of(context)
     updated = None
@@ -183,7 +182,6 @@ def _explain(judged: Gate, why: str) -> None:
 
 def _targets(outputs: tuple[str, ...]) -> list[OutputTarget]:
     """Return the parsed `-o` options, before anything is judged. Raises UsageError, OutputError."""
-    from groupbench.tracker.outputs import parse
 
     targets = [parse(text) for text in outputs]
     files = [Path(target.place).absolute() for target in targets if target.form != "webhook"]
@@ -239,7 +237,6 @@ def _searches(rows: Iterable[Judged], program: list[str]) -> list[str]:
 
     Ranges whose ends git does not know here are left out, and those in which a search has named a commit.
     """
-    from groupbench.tracker.text import repro
 
     commands: dict[tuple[object, ...], str] = {}
     searched: set[tuple[object, ...]] = set()

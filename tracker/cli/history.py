@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from groupbench.tracker.cli.declared import command, flag, group, option
+from groupbench.tracker.cli.history_plot import check, draw_history
 from groupbench.tracker.cli.options import CELL_FILTERS, RUN_FILTERS, limit_option, reading
 from groupbench.tracker.cli.output import (
     APART,
@@ -23,6 +24,7 @@ from groupbench.tracker.cli.output import (
 )
 from groupbench.tracker.facts.metrics import METRICS, QUANTITIES
 from groupbench.tracker.query.filters import Filter
+from groupbench.tracker.query.rows import HistoryRow
 from groupbench.tracker.text.wording import (
     commit_text,
     date,
@@ -33,6 +35,7 @@ from groupbench.tracker.text.wording import (
     times,
     yes_or_no,
 )
+from groupbench.tracker.tools import git
 
 _SERIES = (
     Column("measured", "started", date),
@@ -125,14 +128,10 @@ def history(
     differ from those that the previous result's process loaded.
     """
     from groupbench.tracker.query import history as histories
-    from groupbench.tracker.query.rows import HistoryRow
-    from groupbench.tracker.tools import git
 
     if metrics and "speedup" in metrics and baseline is None:
         raise click.UsageError("--metrics speedup requires --baseline BACKEND")
     if plot:
-        from groupbench.tracker.cli.history_plot import check
-
         check(form)
     with reading(db) as session:
         lines = histories.history(
@@ -149,8 +148,6 @@ def history(
         say(note)
     rows = [row.flat() for row in lines.rows]
     if plot:
-        from groupbench.tracker.cli.history_plot import draw_history
-
         draw_history(rows, lines.runs, (metrics or ("latency",))[0])
         return
     if form in ("json", "csv"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import re
 import sys
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -13,19 +14,20 @@ import click
 
 from groupbench.tracker.cli.declared import argument, command, flag, group, option
 from groupbench.tracker.cli.options import When
+from groupbench.tracker.facts.errors import IngestError, StoreError, TrackerError
+from groupbench.tracker.facts.record import encode
 from groupbench.tracker.facts.vocabulary import BACKEND, DTYPE, OPERATOR
-from groupbench.tracker.formats import FORMATS, Options
+from groupbench.tracker.formats import FORMATS, Options, described, load, losses_of
+from groupbench.tracker.formats.sources import Given, arguments_of
 from groupbench.tracker.text.cells import json_for
 from groupbench.tracker.text.wording import counted, printable, some
+from groupbench.tracker.tools import git
+from groupbench.tracker.tools.progress import Progress
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     from groupbench.tracker.formats.loading import Prepared, Stored, Summary
-    from groupbench.tracker.formats.sources import Given
     from groupbench.tracker.store.engine import Store
     from groupbench.tracker.store.ingest import Ingested
-    from groupbench.tracker.tools.progress import Progress
 
 MOST_NOTES = 3
 """Largest number of printed notes of one kind for an argument."""
@@ -56,7 +58,6 @@ class Mapping(click.ParamType[dict[str, str]]):
 
 def _known_commit(context: click.Context, parameter: click.Parameter, text: str | None) -> str | None:
     """Return a commit's full hash, or one of another repository as it is. Raises BadParameter for any other name."""
-    from groupbench.tracker.tools import git
 
     word = _one_word(context, parameter, text)
     if word is None or (full := git.rev_parse(word)) is not None:
@@ -68,8 +69,6 @@ def _known_commit(context: click.Context, parameter: click.Parameter, text: str 
 
 def _print_formats(ctx: click.Context, _: click.Parameter, value: bool) -> None:
     if value:
-        from groupbench.tracker.formats import described
-
         for name, title, contents in described():
             click.echo(f"{name}\n    {title}: {contents}")
         ctx.exit()
@@ -141,8 +140,6 @@ def import_(
     continue: stored files are skipped. Text instead of a number, such as "CUDA OOM", becomes a status, never a
     latency. A plain CSV needs --map.
     """
-    from groupbench.tracker.formats.sources import arguments_of
-    from groupbench.tracker.tools import git
 
     with ExitStack() as stack:
         arguments = arguments_of(files, stack)
@@ -156,8 +153,6 @@ def import_(
 
 
 def _print_records(arguments: list[Given], format_name: str | None, facts: Options) -> None:
-    from groupbench.tracker.facts.record import encode
-    from groupbench.tracker.formats import load
 
     for each in arguments:
         for source in each.sources:
@@ -180,9 +175,7 @@ class _Import:
 
     def store(self, arguments: list[Given]) -> None:
         """Store all files. Raises IngestError for the first failing argument."""
-        from groupbench.tracker.facts.errors import IngestError, TrackerError
         from groupbench.tracker.formats.loading import Stored, preparing
-        from groupbench.tracker.tools.progress import Progress
 
         sources = [source for argument in arguments for source in argument.sources]
         stored = self._stored() if len(sources) > 1 else Stored()
@@ -213,7 +206,6 @@ class _Import:
 
     def _stored(self) -> Stored:
         """Return the imported runs and files in the database."""
-        from groupbench.tracker.facts.errors import StoreError
         from groupbench.tracker.formats.loading import Stored, stored_imports
         from groupbench.tracker.store.engine import open_store
 
@@ -246,7 +238,6 @@ class _Import:
         return self.database
 
     def _argument(self, argument: Given, prepared: Iterator[Prepared], progress: Progress) -> None:
-        from groupbench.tracker.facts.errors import IngestError
         from groupbench.tracker.formats.loading import Summary
 
         summary, done, skipped = Summary(), [], 0
@@ -282,7 +273,6 @@ class _Import:
 
 def _line(argument: Given, summary: Summary, done: list[Ingested], skipped: int, unknown: int) -> str:
     """Return the stored counts for one argument, in one line."""
-    from groupbench.tracker.formats import losses_of
     from groupbench.tracker.store.ingest import total
 
     files = len(done) + skipped

@@ -5,17 +5,17 @@ from __future__ import annotations
 import gc
 import sys
 from contextlib import nullcontext
+from io import BufferedReader
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 import click
 
 from groupbench.tracker.cli.declared import argument, command
+from groupbench.tracker.facts.errors import IngestError, TrackerError
 from groupbench.tracker.text.wording import counted, printable
 
 if TYPE_CHECKING:
-    from io import BufferedReader
-
     from groupbench.tracker.store.ingest import Ingested
 
 
@@ -26,7 +26,6 @@ def ingest(db: str, files: tuple[str, ...] = argument(nargs=-1, required=True, m
     Each file is stored completely or not at all. Stored records are skipped. The database is created
     if it does not exist.
     """
-    from groupbench.tracker.facts.errors import IngestError, TrackerError
 
     stored = 0
     try:
@@ -45,7 +44,6 @@ def ingest(db: str, files: tuple[str, ...] = argument(nargs=-1, required=True, m
 
 def store(db: str, name: str) -> Ingested:
     """Check a whole file before opening the database, then store it. Raises IngestError, StoreError."""
-    from groupbench.tracker.facts.errors import IngestError
     from groupbench.tracker.store.staged import Staged, checking
 
     gc.freeze()  # modules live as long as the process

@@ -16,7 +16,9 @@ from groupbench.tracker.cli.output import (
     write_rows,
     write_table,
 )
+from groupbench.tracker.facts.record import STATUSES
 from groupbench.tracker.query.filters import Filter
+from groupbench.tracker.query.rows import CommitSummary, SeriesSummary
 from groupbench.tracker.text.wording import commit_text, date, run_text
 
 RUNS = (
@@ -66,7 +68,6 @@ def runs(
     form: Format = output_formats,
 ) -> None:
     """List the runs, newest first."""
-    from groupbench.tracker.facts.record import STATUSES
     from groupbench.tracker.query import listing
 
     with reading(db) as session:
@@ -87,7 +88,6 @@ def commits(
 ) -> None:
     """List the measured commits, newest first."""
     from groupbench.tracker.query import listing
-    from groupbench.tracker.query.rows import CommitSummary
 
     with reading(db) as session:
         rows = listing.commits(session, where, limit)
@@ -100,7 +100,6 @@ def series(
 ) -> None:
     """List the series, with point counts and the first and last date."""
     from groupbench.tracker.query import listing
-    from groupbench.tracker.query.rows import SeriesSummary
 
     with reading(db) as session:
         rows = listing.series(session, where)

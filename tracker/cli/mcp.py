@@ -11,7 +11,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import click
+import msgspec
 
+from groupbench.tracker.ab.evaluate import Evaluator
 from groupbench.tracker.cli.declared import command, flag, option
 from groupbench.tracker.cli.here import this_project, wait_option
 from groupbench.tracker.facts.errors import TrackerError
@@ -196,9 +198,6 @@ def measuring_tools(db: str | None, device: str, folders: Sequence[str] = ()) ->
     Args:
         folders: Folders in which Python finds the modules of plugins and candidates.
     """
-    import msgspec
-
-    from groupbench.tracker.ab.evaluate import Evaluator
 
     kept: dict[tuple[str, ...], Evaluator] = {}
     alone = threading.Lock()

@@ -10,10 +10,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
+from groupbench.tracker.ab.toolchains import interpreter_of, module_path
+from groupbench.tracker.ab.worktree import run_setup
 from groupbench.tracker.cli.declared import argument, command, option, options
 from groupbench.tracker.cli.here import hold_device, seconds_of, this_project, traffic_of, wait_option
 from groupbench.tracker.cli.options import plan_device_option, toolchain_option
@@ -22,14 +23,14 @@ from groupbench.tracker.facts.errors import ReportPackageError, TrackerError
 from groupbench.tracker.facts.exits import ExitCode
 from groupbench.tracker.facts.identity import plan_with
 from groupbench.tracker.facts.measured_tree import add_to_path, with_folders
+from groupbench.tracker.night.files import NightFiles, run_of
+from groupbench.tracker.night.measuring import Unmeasured, interrupted, measure
 from groupbench.tracker.outputs import FORMATS
 from groupbench.tracker.project import NAME, Project, ProjectError
+from groupbench.tracker.store.sqlite_file import check_file
 from groupbench.tracker.text.scratch import Scratch
 from groupbench.tracker.tools import git
 from groupbench.tracker.tools.parameters import Duration
-
-if TYPE_CHECKING:
-    from groupbench.tracker.night.files import NightFiles
 
 PRINTS = ("--version", "--list-operators", "--list-backends", "--list-metrics")
 OWN_OPTIONS = {"--records": "set the folder with GROUPBENCH_RECORDS or `records` in groupbench.toml",
@@ -105,9 +106,6 @@ def night(
 
 def _night(context: click.Context, options: NightOptions, rest: tuple[str, ...]) -> int:
     """Run the nightly job and return the exit code."""
-    from groupbench.tracker.ab.toolchains import interpreter_of
-    from groupbench.tracker.night.files import NightFiles
-    from groupbench.tracker.store.sqlite_file import check_file
 
     project = here(context)
     _check(rest)
@@ -309,8 +307,6 @@ class Night:
 
     def _measure(self) -> tuple[int, Path]:
         """Measure; return the exit code and the file of records. Raises Unmeasured if nothing was measured."""
-        from groupbench.tracker.ab.worktree import run_setup
-        from groupbench.tracker.night.measuring import Unmeasured
 
         if self._project.settings.setup:
             say(f"groupbench: {self._project.settings.setup}")
@@ -336,8 +332,6 @@ class Night:
         return self._files.begin()
 
     def _tritonbench(self, file: Path) -> int:
-        from groupbench.tracker.ab.toolchains import module_path
-        from groupbench.tracker.night.measuring import interrupted, measure
 
         assert self._project.file is not None
         previous = self._files.newest
@@ -359,7 +353,6 @@ class Night:
 
     def _store(self, file: Path) -> str:
         """Store the records; return the run's id. The newest run may be another machine's, whose clock is ahead."""
-        from groupbench.tracker.night.files import run_of
 
         click.echo()
         self.step("ingest", str(file))

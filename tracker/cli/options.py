@@ -14,6 +14,7 @@ import click
 
 from groupbench.tracker.cli.declared import Declared, group, option
 from groupbench.tracker.facts import durations
+from groupbench.tracker.facts.errors import QueryError
 from groupbench.tracker.facts.vocabulary import (
     BACKEND,
     DEVICE_HELP,
@@ -25,6 +26,7 @@ from groupbench.tracker.facts.vocabulary import (
     PLUGIN_HELP,
     SHAPE,
 )
+from groupbench.tracker.query.filters import instant
 from groupbench.tracker.tools.parameters import Duration, Number, Real
 
 if TYPE_CHECKING:
@@ -79,8 +81,6 @@ class When(click.ParamType[datetime]):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> datetime:
         if isinstance(value, datetime):
             return value
-        from groupbench.tracker.facts.errors import QueryError
-        from groupbench.tracker.query.filters import instant
 
         if self.ahead and str(value)[-1:].isalpha():
             with contextlib.suppress(ValueError):

@@ -12,6 +12,7 @@ from datetime import datetime
 from typing import Any, Literal
 
 import click
+import msgspec
 
 from groupbench.tracker.cli.declared import Declared, option
 from groupbench.tracker.facts.verdicts import Tone, Verdict
@@ -93,7 +94,6 @@ format_decorator: Declared = output_formats
 
 
 def write_json(value: Any) -> None:
-    import msgspec
 
     click.echo(json_for(sys.stdout, msgspec.json.format(msgspec.json.encode(value), indent=2)))
 

@@ -5,18 +5,19 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from groupbench.tracker.cli.declared import argument, command, flag, option
 from groupbench.tracker.cli.here import traffic_of
 from groupbench.tracker.cli.output import say
+from groupbench.tracker.facts.errors import OutputError
+from groupbench.tracker.outputs import comment
+from groupbench.tracker.outputs import post as posting
+from groupbench.tracker.outputs.post import Forge
 from groupbench.tracker.text.wording import printable, printable_lines
+from groupbench.tracker.tools import git
 from groupbench.tracker.tools.parameters import Number
-
-if TYPE_CHECKING:
-    from groupbench.tracker.outputs.post import Forge
 
 
 @command()
@@ -47,9 +48,6 @@ def post(
     FILE is the Markdown of `gate -o comment=FILE`, or any other; `-` reads standard input. The token is read
     from GITHUB_TOKEN, GH_TOKEN or GITLAB_TOKEN.
     """
-    from groupbench.tracker.facts.errors import OutputError
-    from groupbench.tracker.outputs import comment
-    from groupbench.tracker.outputs import post as posting
 
     if issues == (file is not None):
         raise click.UsageError("give a FILE, or --issues")
@@ -84,7 +82,6 @@ def _issues(context: click.Context, forge: Forge | None) -> None:
     from groupbench.tracker.outputs import issues
     from groupbench.tracker.store.engine import open_store
     from groupbench.tracker.store.schema import Incident
-    from groupbench.tracker.tools import git
 
     with open_store(context.obj, create=False) as database:
 

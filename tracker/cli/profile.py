@@ -5,22 +5,24 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from groupbench.tracker.cli.declared import command, option, options
+from groupbench.tracker.cli.explain import kernel_folder
 from groupbench.tracker.cli.here import hold_device, this_project, wait_option
+from groupbench.tracker.cli.ingest import store
 from groupbench.tracker.cli.options import mode_option, plugins_option
 from groupbench.tracker.cli.output import Column, Format, output_formats, write_table
+from groupbench.tracker.facts.bursts import Bursts
+from groupbench.tracker.facts.measured_tree import with_folders
 from groupbench.tracker.facts.metrics import LATENCY, METRICS, NCU, Metric
+from groupbench.tracker.facts.record import Record, read
 from groupbench.tracker.facts.vocabulary import BACKEND, DTYPE, DTYPE_DEFAULT, OPERATOR, SEED_HELP, SHAPE
+from groupbench.tracker.night.measuring import measure
+from groupbench.tracker.text.scratch import Scratch
 from groupbench.tracker.text.wording import counted, printable
 from groupbench.tracker.tools.parameters import Duration, Number
-
-if TYPE_CHECKING:
-    from groupbench.tracker.facts.record import Record
-
 
 STDERR = 2
 """The descriptor for the output of `tritonbench`, since standard output has the counters."""
@@ -75,12 +77,6 @@ def profile(
     75   another run uses this device
     130  interrupted
     """
-    from groupbench.tracker.cli.explain import kernel_folder
-    from groupbench.tracker.cli.ingest import store
-    from groupbench.tracker.facts.measured_tree import with_folders
-    from groupbench.tracker.facts.record import read
-    from groupbench.tracker.night.measuring import measure
-    from groupbench.tracker.text.scratch import Scratch
 
     hold_device(context, "auto")
     project = this_project(context)
@@ -127,7 +123,6 @@ def _write(records: list[Record], counters: list[Metric], form: Format) -> None:
 
 
 def _median(record: Record) -> float | None:
-    from groupbench.tracker.facts.bursts import Bursts
 
     return None if record.latency is None else Bursts.of(record.latency.bursts_ms).median
 

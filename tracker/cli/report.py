@@ -12,6 +12,8 @@ from groupbench.tracker.cli.declared import command, option
 from groupbench.tracker.cli.here import traffic_of, without_collections
 from groupbench.tracker.cli.options import min_effect_option, reading
 from groupbench.tracker.cli.output import say
+from groupbench.tracker.facts.errors import ReportPackageError
+from groupbench.tracker.tools import git
 from groupbench.tracker.tools.parameters import Number
 
 
@@ -41,10 +43,8 @@ def report(
     if output == "-" and sys.stdout.isatty():
         raise click.UsageError("-o - writes a page of megabytes; redirect it to a file or another program")
     without_collections(click.get_current_context())
-    from groupbench.tracker.facts.errors import ReportPackageError
     from groupbench.tracker.judge.gate import judge_run
     from groupbench.tracker.query.resolve import find_run
-    from groupbench.tracker.tools import git
 
     try:
         from groupbench.tracker.report import page

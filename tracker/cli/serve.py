@@ -16,6 +16,7 @@ from groupbench.tracker.cli.here import traffic_of
 from groupbench.tracker.cli.output import say
 from groupbench.tracker.facts.errors import TrackerError
 from groupbench.tracker.facts.exits import ExitCode
+from groupbench.tracker.tools.git import user
 from groupbench.tracker.tools.parameters import Number
 
 if TYPE_CHECKING:
@@ -140,7 +141,6 @@ def _token(file: Path | None) -> str:
 def _names(proxies: tuple[str, ...], header: str) -> Names:
     """Return the sources of people's names. Raises UsageError."""
     from groupbench.tracker.serve.security import Names, plain_address
-    from groupbench.tracker.tools.git import user
 
     addresses = {text: plain_address(text) for text in proxies}
     for text, address in addresses.items():

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import click
+import msgspec
 
 from groupbench.tracker.cli.declared import argument, command
 from groupbench.tracker.cli.options import reading
@@ -21,7 +23,10 @@ from groupbench.tracker.cli.output import (
     write_json,
     write_table,
 )
+from groupbench.tracker.facts.environment import declared
 from groupbench.tracker.facts.identity import SHOWN
+from groupbench.tracker.facts.record import STATUSES
+from groupbench.tracker.query.rows import PointDetail, PointRow, RunRow
 from groupbench.tracker.text import repro
 from groupbench.tracker.text.wording import (
     commit_text,
@@ -36,7 +41,6 @@ from groupbench.tracker.text.wording import (
 if TYPE_CHECKING:
     from sqlalchemy.orm import Session
 
-    from groupbench.tracker.query.rows import PointDetail, PointRow, RunRow
 
 _CELLS = (
     Column("id", "id"),
@@ -69,9 +73,7 @@ def show(db: str, what: str = argument(metavar="ID"), form: Format = output_form
 
 
 def _run(session: Session, run: RunRow, form: Format) -> None:
-    from groupbench.tracker.facts.environment import declared
     from groupbench.tracker.query.points import points_of_run
-    from groupbench.tracker.query.rows import PointRow
 
     points = points_of_run(session, run)
     environments = {point.environment.identity: point.environment for point in points}
@@ -96,7 +98,6 @@ def _run_facts(run: RunRow) -> dict[str, Any]:
 
 
 def _counts(points: list[PointRow]) -> dict[str, Any]:
-    from groupbench.tracker.facts.record import STATUSES
 
     counts = {status: sum(point.status == status for point in points) for status in STATUSES}
     return {"cells": ", ".join(f"{number} {status}" for status, number in counts.items() if number)}
@@ -205,7 +206,6 @@ def _burst_columns(detail: PointDetail) -> tuple[Column, ...]:
 
 
 def _burst_rows(detail: PointDetail) -> list[dict[str, Any]]:
-    import statistics
 
     rows = []
     for i, burst in enumerate(detail.bursts_ms):
@@ -231,6 +231,5 @@ def _write_facts(facts: dict[str, Any], form: Format) -> None:
 
 
 def _builtins(value: Any) -> Any:
-    import msgspec
 
     return msgspec.to_builtins(value)

@@ -12,6 +12,7 @@ from groupbench.tracker.cli.declared import argument, command, flag, option
 from groupbench.tracker.cli.here import wait_option
 from groupbench.tracker.facts.programs import own_program
 from groupbench.tracker.facts.vocabulary import DTYPE
+from groupbench.tracker.night.measuring import under_lease
 from groupbench.tracker.tools.parameters import Duration
 
 MODULE = "groupbench.operators.tuners"
@@ -52,7 +53,6 @@ def tune(
     Each saved file names the GPU and the Triton version, and lists the speed-up of each config over the default one.
     Exit code 75: another command uses this device.
     """
-    from groupbench.tracker.night.measuring import under_lease
 
     options = {"--dtype": dtype, "--folder": folder, "--limit": limit, "--helion-budget": helion_budget}
     arguments = [*kernels, *(["--list"] if listed else [])]
