@@ -87,6 +87,7 @@ def compare(
     Exit codes: 0 ok, 1 a regression under --fail-on, 2 usage error, 4 nothing can be compared.
     """
     from groupbench.tracker.compare import sides
+    from groupbench.tracker.compare.comparison import SeriesPair
     from groupbench.tracker.compare.comparison import compare as compare_sides
 
     files = sides.is_file(a) and sides.is_file(b)
@@ -99,7 +100,7 @@ def compare(
         write_json(_facts(result) | {"series": rows})
     elif form == "csv":
         say(head)
-        write_table(plain(_columns()), rows, form)
+        write_table(plain(SeriesPair.columns()), rows, form)
         say(_tail(result))
     else:
         click.echo(head + "\n")
@@ -115,21 +116,8 @@ def compare(
 def _facts(result: Comparison) -> dict[str, Any]:
     """Return a comparison's JSON without the series."""
     overall = result.overall
-    return {
-        "a": str(result.a),
-        "b": str(result.b),
-        "counts": result.counts,
-        "geometric_mean": result.geometric_mean,
-        "geometric_mean_interval": None if overall is None else [overall.low, overall.high],
-        "geometric_means": result.means(),
-        "differences": result.differences,
-    }
-
-
-def _columns() -> tuple[str, ...]:
-    from groupbench.tracker.compare.comparison import SeriesPair
-
-    return SeriesPair.columns()
+    bounds = None if overall is None else [overall.low, overall.high]
+    return {"a": str(result.a), "b": str(result.b), **result.facts(), "geometric_mean_interval": bounds}
 
 
 def _tail(result: Comparison) -> str:

@@ -119,9 +119,14 @@ class Comparison:
         means = {backend: geometric_mean(ratios[backend]) for backend in sorted(ratios)}
         return {backend: mean for backend, mean in means.items() if mean is not None}
 
-    def means(self) -> list[dict[str, Any]]:
-        """Return `by_backend` as a list of plain dicts."""
-        return [{"backend": backend, **asdict(mean)} for backend, mean in self.by_backend.items()]
+    def facts(self) -> dict[str, Any]:
+        """Return the counts, the geometric means and the differences, for JSON."""
+        return {
+            "counts": self.counts,
+            "geometric_mean": self.geometric_mean,
+            "geometric_means": [{"backend": backend, **asdict(mean)} for backend, mean in self.by_backend.items()],
+            "differences": list(self.differences),
+        }
 
 
 def compare(

@@ -43,10 +43,7 @@ def side_by_side(database: Database, places: Sequence[StoredSide], force: bool, 
         a, b = (stored_side(session, place) for place in places)
     whole = compare_sides(a, b, force=force, where=where)
     overall = whole.overall
-    summary = {
-        "counts": whole.counts,
-        "geometric_mean": None if overall is None else overall.ratio,
-        "geometric_means": whole.means(),
+    summary = whole.facts() | {
         "overall": None if overall is None else asdict(overall),
         "differences": list(whole.differences[:_DIFFERENCES]),
     }

@@ -306,14 +306,10 @@ def count_run(session: Session, run: int) -> RunCounts:
     )
 
 
-def number_of_points(session: Session, run: int) -> int:
-    """Return a run's point count, from an index only."""
-    return session.scalar(select(func.count()).where(_POINT.run_id == run)) or 0
-
-
-def newest_point(session: Session) -> int:
-    """Return the last stored point's key."""
-    return session.scalar(select(func.max(_POINT.id))) or 0
+def version_of_points(session: Session, run: int) -> tuple[int, int | None]:
+    """Return a value to detect added, replaced and removed points of a run, from an index only."""
+    number, newest = session.execute(select(func.count(), func.max(_POINT.id)).where(_POINT.run_id == run)).one()
+    return number, newest
 
 
 def version_of_runs(session: Session) -> tuple[Any, ...]:
@@ -330,11 +326,6 @@ def version_of_runs(session: Session) -> tuple[Any, ...]:
         for table in (Run, Commit)
     )
     return tuple(session.execute(select(runs, commits).join_from(runs, commits, true())).one())
-
-
-def runs_since(session: Session, point: int) -> set[int]:
-    """Return keys for the runs with points newer than a point."""
-    return set(session.scalars(select(_POINT.run_id).distinct().where(_POINT.id > point)))
 
 
 def find_runs(

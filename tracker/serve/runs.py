@@ -136,17 +136,9 @@ def result_data(result: queries.Result, series: SeriesRow) -> dict[str, Any]:
     """Return a result as a list row."""
     ms = result.median_ms if result.timed else None
     series = series.with_amounts(result.amounts)
-    return {
-        "status": result.status,
-        "timing": result.timing,
-        "latency_ms": result.median_ms,
-        "error": result.error,
-        "tflops": rate(series.flops, ms, TFLOPS),
-        "gbps": rate(series.min_bytes, ms, GBPS),
-        "rms": result.rms,
-        "baseline": result.baseline,
-        "message": result.message,
-    }
+    rates = {"tflops": rate(series.flops, ms, TFLOPS), "gbps": rate(series.min_bytes, ms, GBPS)}
+    facts = {name: getattr(result, name) for name in ("status", "timing", "error", "rms", "baseline", "message")}
+    return {**facts, "latency_ms": result.median_ms, **rates}
 
 
 def alert_data(alert: stored.AlertRow) -> dict[str, Any]:
@@ -179,17 +171,9 @@ def verdict_data(progress: Known | Working | Failed, paging: Paging) -> tuple[di
     rows = paging.part(of_run.rows)
     verdict = {
         "state": "stale" if progress.stale else "known",
-        "run": of_run.run,
-        "word": of_run.word,
-        "blind": of_run.blind,
-        "summary": of_run.summary,
-        "exit_code": of_run.exit_code,
-        "counts": of_run.counts,
-        "acknowledged": of_run.acknowledged,
-        "folded": list(of_run.folded),
+        **of_run.facts,
         "paging": paging.data(len(of_run.rows)),
         "rows": list(rows),
         "unmeasured": {"total": len(of_run.unmeasured), "rows": list(of_run.unmeasured[: paging.size])},
-        "seconds": round(of_run.seconds, 2),
     }
     return verdict, _AGAIN_S if progress.stale else None

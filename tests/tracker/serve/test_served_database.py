@@ -183,9 +183,7 @@ def test_an_error_in_a_template_is_not_blamed_on_the_database(nights: Any, serve
     assert (response.status_code, "internal error" in response.text, "damage" in response.text) == (500, True, False)
 
 
-def test_a_run_is_counted_again_when_it_changes(
-    nights: Any, serve: Client, stored: Any, make: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_is_counted_again_when_it_changes(nights: Any, serve: Client, stored: Any, make: Any) -> None:
     client = serve()
 
     def counts() -> list[dict[str, int]]:
@@ -197,7 +195,6 @@ def test_a_run_is_counted_again_when_it_changes(
     with open_store(str(nights), create=False) as store, store.write() as session:
         run = session.scalars(select(Run.id).order_by(Run.started.desc()).limit(1)).one()
         session.execute(delete(Point).where(Point.run_id == run, Point.status == "ok"))
-    monkeypatch.setattr(site, "RECOUNT_S", 0.0)
     assert counts()[:2] == [{"unavailable": 1}, {"ok": 5, "unavailable": 1}]
 
 
