@@ -146,16 +146,7 @@ def ab(
 
 def _cells(bench: Bench, choice: CellChoice, how: AbOptions) -> list[AbCell]:
     """Return the cells to compare, after announcing how many there are and how long they may take."""
-    cells, notes = bench.cells(
-        choice.device,
-        operator=choice.operator,
-        backends=choice.backends,
-        shapes=choice.shapes,
-        suites=choice.suites,
-        dtypes=choice.dtypes,
-        mode=choice.mode,
-        plugins=choice.plugins,
-    )
+    cells, notes = bench.cells(choice.device, **choice.cells)
     for line in left_out(notes):
         say(line)
     if not cells:

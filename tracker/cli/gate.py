@@ -53,13 +53,10 @@ def without_end(text: str) -> str:
 
 
 COLUMNS = (
-    Column("verdict", "verdict"),
-    Column("metric", "metric"),
+    *plain(("verdict", "metric")),
     *(replace(column, varies=column.key in ("mode", "dtype")) for column in CELL),
     *APART,
-    Column("was", "was", right=True),
-    Column("now", "now", right=True),
-    Column("change", "change", right=True),
+    *plain(("was", "now", "change"), right=True),
 )
 DETAILS = Column("details", "details", without_end)
 

@@ -74,8 +74,7 @@ def metric_columns(name: str) -> tuple[Column, ...]:
 
 
 _REST = (
-    Column("status", "status"),
-    Column("timing", "timing"),
+    *plain(("status", "timing")),
     Column("environment changed", "environment_changed", "; ".join, wraps=True),
     Column("loaded", "loaded_changed", "; ".join, wraps=True),
     Column("message", "message", wraps=True),

@@ -181,6 +181,11 @@ class CellChoice:
     device: str
     plugins: tuple[str, ...]
 
+    @property
+    def cells(self) -> dict[str, Any]:
+        """The fields that choose cells, by name."""
+        return {name: value for name, value in vars(self).items() if name != "device"}
+
 
 def cell_choice(verb: str, of: str, required: bool) -> Any:
     """Declare the options that choose cells.

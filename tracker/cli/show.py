@@ -189,8 +189,7 @@ def _tables(detail: PointDetail) -> Iterator[tuple[str, tuple[Column, ...], list
 
 def _burst_columns(detail: PointDetail) -> tuple[Column, ...]:
     columns = (
-        Column("burst", "burst", right=True),
-        Column("samples", "samples", right=True),
+        *plain(("burst", "samples"), right=True),
         Column("median ms", "median_ms", milliseconds, right=True),
         Column("from the median", "change", signed_percent, right=True),
     )
