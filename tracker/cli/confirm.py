@@ -5,8 +5,9 @@ from __future__ import annotations
 import sys
 import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -14,14 +15,16 @@ from groupbench.tracker.ab.toolchains import Interpreters, interpreter_of
 from groupbench.tracker.cli.declared import argument, command, flag, option, options
 from groupbench.tracker.cli.here import is_step_of_another, recipe_of, this_project, wait_option
 from groupbench.tracker.cli.options import plugins_option, setup_option, toolchain_option
-from groupbench.tracker.cli.output import say
+from groupbench.tracker.cli.output import Format, output_format, say, write_json
 from groupbench.tracker.facts.exits import ExitCode
+from groupbench.tracker.facts.identity import SHOWN
 from groupbench.tracker.facts.metrics import relative
 from groupbench.tracker.text.unchecked import unchecked_lines
 from groupbench.tracker.text.wording import printable, signed_change, signed_ends
 from groupbench.tracker.tools.parameters import Duration
 
 if TYPE_CHECKING:
+    from groupbench.tracker.ab.confirm import Confirmed
     from groupbench.tracker.judge.verdicts import Judged
     from groupbench.tracker.store.comparisons import Compared
 
@@ -63,6 +66,7 @@ def confirm(
     context: click.Context,
     run_id: str | None = argument(required=False, metavar="[RUN]"),
     how: ConfirmOptions = options(ConfirmOptions),
+    form: Format = output_format("table", "json"),
 ) -> None:
     """Measure the suspects of RUN again: alternate between the run's commit and the one before the change.
 
@@ -100,20 +104,37 @@ def confirm(
         search = Searches(store, context.obj, measuring, say, time.monotonic() + how.budget)
         done = confirming.confirm(
             store, measuring, run=run_id, budget_s=how.budget, again=how.again, repeat=True,
-            report=_report, say=say, search=search,
+            report=partial(_report, form), say=say, search=search,
         )  # fmt: skip
-        click.echo(printable(done.text))
-    for searched in search.done:
-        click.echo(printable(searched.lines[0]))
+    lines = [done.text, *(searched.lines[0] for searched in search.done)]
+    if form == "json":
+        write_json({"summary": lines[0], "decided": done.decided, "compared": _rows(done), "searches": lines[1:]})
+    else:
+        click.echo("\n".join(map(printable, lines)))
     if (done.compared or search.done) and not is_step_of_another(context):  # `night` runs the gate next
         say("the gate judges by these comparisons: run `groupbench gate`")
     context.exit(ExitCode.OK if done.decided else ExitCode.INCOMPLETE)
 
 
-def _report(row: Judged, compared: Compared) -> None:
-    effect, low, high = (relative(value) for value in (compared.effect, compared.low, compared.high))
+def _rows(done: Confirmed) -> list[dict[str, Any]]:
+    """Return the comparisons for JSON."""
+    return [
+        {"series": row.series.pk, **{name: getattr(row.series, name) for name in SHOWN}, "metric": row.what}
+        | {name: getattr(one, name) for name in ("verdict", "base", "head", "base_ms", "head_ms", "pairs", "message")}
+        | dict(zip(("change", "change_low", "change_high"), _changes(one), strict=True))
+        for row, one in done.compared
+    ]
+
+
+def _changes(compared: Compared) -> tuple[float | None, ...]:
+    return tuple(relative(value) for value in (compared.effect, compared.low, compared.high))
+
+
+def _report(form: Format, row: Judged, compared: Compared) -> None:
+    effect, low, high = _changes(compared)
     ends = f" ({signed_ends(low, high, ' .. ')})" if low is not None and high is not None else ""
     change = f" {signed_change(effect)}{ends}" if effect is not None else ""
     reason = "; ".join([*filter(None, [compared.message]), *unchecked_lines(compared.unchecked)])
     commits = f"{compared.base[:10]}..{compared.head[:10]}"
-    click.echo(printable(f"{compared.verdict}{change} {commits} {row.series}{reason and f': {reason}'}"))
+    line = f"{compared.verdict}{change} {commits} {row.series}{reason and f': {reason}'}"
+    click.echo(printable(line), err=form == "json")
