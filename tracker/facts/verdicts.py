@@ -73,10 +73,7 @@ class Verdict(StrEnum):
     def __new__(cls, facts: _Facts) -> Verdict:
         self = str.__new__(cls, facts.word)
         self._value_ = facts.word
-        self.tone, self.meaning, self.exit, self.strict = facts.tone, facts.meaning, facts.exit, facts.strict
-        self.quiet, self.changed, self.of_sides = facts.quiet, facts.changed, facts.of_sides
-        self.unjudged, self.phrase = facts.unjudged, facts.phrase or facts.word
-        self.severity = len(cls.__members__)
+        vars(self).update(vars(facts), phrase=facts.phrase or facts.word, severity=len(cls.__members__))
         return self
 
     WRONG = _Facts(
