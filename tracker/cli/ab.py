@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from groupbench.tracker.cli.options import (
     setup_option,
 )
 from groupbench.tracker.cli.output import Column, Format, output_formats, say, write_json, write_notes, write_table
+from groupbench.tracker.facts.grouping import grouped
 from groupbench.tracker.facts.metrics import relative
 from groupbench.tracker.facts.vocabulary import SEED_HELP
 from groupbench.tracker.text.wording import counted, duration, milliseconds, printable, signed_percent
@@ -167,12 +169,9 @@ def left_out(notes: list[str]) -> list[str]:
 
     One reason often leaves out many cells of a suite.
     """
-    reasons: dict[str, list[str]] = {}
-    for note in notes:
-        cell, _, reason = note.partition(": ")
-        reasons.setdefault(reason, []).append(cell)
     lines = []
-    for reason, cells in reasons.items():
+    for reason, left in grouped([note.partition(": ") for note in notes], itemgetter(2)).items():
+        cells = [cell for cell, _, _ in left]
         backends = ", ".join(dict.fromkeys(cell.partition(" ")[0] for cell in cells))
         lines.append(f"left out: {cells[0] if len(cells) == 1 else f'{len(cells)} cells of {backends}'}: {reason}")
     return lines

@@ -7,6 +7,8 @@ import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from groupbench.tracker.facts.grouping import grouped
+
 ANSWER_BYTES = 10_000
 """Largest answer of a tool, in bytes of compact JSON."""
 
@@ -87,9 +89,7 @@ def by_series(rows: list[dict[str, Any]], keys: tuple[str, ...], facts: tuple[st
         keys: Columns of the series.
         facts: Columns to keep of a point.
     """
-    series: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
-    for row in rows:
-        series.setdefault(tuple(row[key] for key in keys), []).append(row)
+    series = grouped(rows, lambda row: tuple(row[key] for key in keys))
     entries = []
     for named, points in series.items():
         changes = [abs(point.get("change") or 0.0) for point in points]
