@@ -9,7 +9,7 @@ import click
 
 from groupbench.tracker.cli.declared import argument, command, flag, option
 from groupbench.tracker.cli.here import person
-from groupbench.tracker.cli.options import When, reason_option
+from groupbench.tracker.cli.options import When, reason_option, writing
 from groupbench.tracker.query.rows import SeriesRow
 from groupbench.tracker.text.wording import counted, date, printable
 from groupbench.tracker.tools.parameters import SERIES
@@ -39,12 +39,11 @@ def mute(
     A muted series is `ok` and gets no A/B and no alert. A wrong result still fails.
     """
     from groupbench.tracker.store import decisions
-    from groupbench.tracker.store.engine import open_store
 
     now = datetime.now(UTC)
     if until <= now:
         raise click.UsageError("--until is in the past; give a future date")
-    with open_store(db, create=False) as store, store.write() as session:
+    with writing(db) as session:
         rows = _rows(session, series)
         for row in rows:
             decisions.decide(session, "muted", now, series=row.pk, who=person(), reason=reason, until=until)
@@ -56,9 +55,8 @@ def mute(
 def unmute(db: str, series: tuple[int, ...] = _series) -> None:
     """Judge muted series again. SERIES is a number in `groupbench list series`."""
     from groupbench.tracker.store import decisions
-    from groupbench.tracker.store.engine import open_store
 
-    with open_store(db, create=False) as store, store.write() as session:
+    with writing(db) as session:
         rows = _rows(session, series)
         muted = [decisions.withdraw(session, "muted", datetime.now(UTC), series=row.pk) for row in rows]
     for row, was in zip(rows, muted, strict=True):
@@ -89,10 +87,9 @@ def reject(
     """
     from groupbench.tracker.query.resolve import find_run
     from groupbench.tracker.store import decisions
-    from groupbench.tracker.store.engine import open_store
 
     now = datetime.now(UTC)
-    with open_store(db, create=False) as store, store.write() as session:
+    with writing(db) as session:
         row = find_run(session, run)
         if undo:
             was = decisions.withdraw(session, "rejected", now, run=row.pk)
@@ -116,8 +113,7 @@ def rename(
     Records on disk keep the old name: if they are ingested again, the old series comes back.
     """
     from groupbench.tracker.store import rename as renaming
-    from groupbench.tracker.store.engine import open_store
 
-    with open_store(db, create=False) as store, store.write() as session:
+    with writing(db) as session:
         number = renaming.rename(session, field, old, new, operator)
     click.echo(printable(f"renamed {field} {old} to {new} in {counted(number, 'series', 'series')}"))

@@ -12,7 +12,7 @@ import click
 
 from groupbench.tracker.cli.declared import command, flag, option
 from groupbench.tracker.cli.here import program_of, this_project, traffic_of, without_collections
-from groupbench.tracker.cli.options import min_effect_option
+from groupbench.tracker.cli.options import min_effect_option, reading, writing
 from groupbench.tracker.cli.output import (
     APART,
     CELL,
@@ -116,11 +116,10 @@ def gate(
     without_collections(context)
     from groupbench.tracker.judge import gate as gates
     from groupbench.tracker.query.resolve import find_run
-    from groupbench.tracker.store.engine import open_store
 
     targets, traffic = _targets(outputs), traffic_of(context)
     updated = None
-    with open_store(context.obj, create=False) as store, store.write() if update else store.read() as session:
+    with (writing if update else reading)(context.obj) as session:
         run = find_run(session, run_id)
         judged = gates.judge_run(
             session,

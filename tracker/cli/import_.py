@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from groupbench.tracker.cli.declared import argument, command, flag, group, option
-from groupbench.tracker.cli.options import When
+from groupbench.tracker.cli.options import When, reading
 from groupbench.tracker.facts.errors import IngestError, StoreError, TrackerError
 from groupbench.tracker.facts.record import encode
 from groupbench.tracker.facts.vocabulary import BACKEND, DTYPE, OPERATOR
@@ -207,10 +207,9 @@ class _Import:
     def _stored(self) -> Stored:
         """Return the imported runs and files in the database."""
         from groupbench.tracker.formats.loading import Stored, stored_imports
-        from groupbench.tracker.store.engine import open_store
 
         try:
-            with open_store(self.db, create=False) as store, store.read() as session:
+            with reading(self.db) as session:
                 return stored_imports(session)
         except StoreError:  # it does not exist yet; any other reason is reported when a file is stored
             return Stored()

@@ -17,7 +17,7 @@ from groupbench.tracker.ab.toolchains import interpreter_of, module_path
 from groupbench.tracker.ab.worktree import run_setup
 from groupbench.tracker.cli.declared import argument, command, option, options
 from groupbench.tracker.cli.here import hold_device, seconds_of, this_project, traffic_of, wait_option
-from groupbench.tracker.cli.options import plan_device_option, toolchain_option
+from groupbench.tracker.cli.options import plan_device_option, toolchain_option, writing
 from groupbench.tracker.cli.output import say
 from groupbench.tracker.facts.errors import ReportPackageError, TrackerError
 from groupbench.tracker.facts.exits import ExitCode
@@ -362,9 +362,8 @@ class Night:
         """Store the decisions of the plan about the series of a run."""
         from groupbench.tracker.night.plan import store_plan
         from groupbench.tracker.query.resolve import find_run
-        from groupbench.tracker.store.engine import open_store
 
-        with open_store(self._places.database, create=False) as store, store.write() as session:
+        with writing(self._places.database) as session:
             plan, now = self._project.settings, datetime.now(UTC)
             store_plan(session, find_run(session, run), plan.measure, now, git.first_parents, plan.renamed)
 

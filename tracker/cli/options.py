@@ -42,6 +42,15 @@ def reading(location: str) -> Iterator[Session]:
         yield session
 
 
+@contextmanager
+def writing(location: str) -> Iterator[Session]:
+    """Open a session on an existing database that commits at the end. Raises StoreError."""
+    from groupbench.tracker.store.engine import open_store
+
+    with open_store(location, create=False) as store, store.write() as session:
+        yield session
+
+
 class Percent(click.ParamType[float]):
     """A percentage: `2` and `2%` both become 0.02, and `0.5` becomes 0.005."""
 

@@ -6,7 +6,7 @@ import click
 
 from groupbench.tracker.cli.declared import argument, command, flag, option
 from groupbench.tracker.cli.here import person
-from groupbench.tracker.cli.options import IN_PERCENT, Percent, reading
+from groupbench.tracker.cli.options import IN_PERCENT, Percent, reading, writing
 from groupbench.tracker.cli.output import Column, Format, output_formats, say, write_rows
 from groupbench.tracker.text.wording import commit_text, date, printable, signed_change, signed_percent
 
@@ -38,9 +38,8 @@ def add(
     COMMIT must have been measured in the same environment. A pin with the same name is replaced.
     """
     from groupbench.tracker.judge import pins
-    from groupbench.tracker.store.engine import open_store
 
-    with open_store(db, create=False) as store, store.write() as session:
+    with writing(db) as session:
         row = pins.pin(session, commit, max_slowdown, name, person())
     click.echo(printable(f"pinned {row.name}: {commit_text(row.commit)}, at most {signed_change(row.max_slowdown)}"))
 
@@ -63,8 +62,7 @@ def list_pins(
 def remove(db: str, name: str = argument()) -> None:
     """Stop comparing runs with the pin NAME."""
     from groupbench.tracker.judge import pins
-    from groupbench.tracker.store.engine import open_store
 
-    with open_store(db, create=False) as store, store.write() as session:
+    with writing(db) as session:
         row = pins.unpin(session, name)
     click.echo(printable(f"removed the pin {row.name} of {commit_text(row.commit)}"))

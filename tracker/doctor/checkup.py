@@ -175,7 +175,7 @@ def _tritonbench(inventory: dict[str, Any]) -> Check:
 
 def _installed(name: str, inventory: dict[str, Any]) -> tuple[str | None, str]:
     """Return a package's version, and why it cannot be imported."""
-    entry = next((p for p in inventory.get("packages", ()) if p["name"] == name), {})
+    entry: dict[str, Any] = next((p for p in inventory.get("packages", ()) if p["name"] == name), {})
     number = entry["version"] if entry else installed_version(name)
     return None if number is None else str(number), entry.get("error") or ""
 
