@@ -29,8 +29,8 @@ from groupbench.tracker.text.wording import counted
 from groupbench.tracker.tools import git
 
 CONCLUSIONS = {ExitCode.OK: "nothing got worse", ExitCode.FAILED: "something got worse"}
-KEPT = ("verdict", "conclusion", "operator", "backend", "shape", "dtype", "base_ms", "head_ms", "change", "change_low",
-        "change_high", "message")  # fmt: skip
+_SHOWN = ("verdict", "conclusion", "operator", "backend", "shape", "dtype", "base_ms", "head_ms", "change",
+          "change_low", "change_high", "message")  # fmt: skip
 
 
 @command("pull-request")
@@ -155,7 +155,7 @@ def _comment(results: list[AbResult], code: int, base: str, head: str) -> str:
     shown = sorted(results, key=lambda result: (result.verdict == "same", -(result.change or 0.0)))
     table = io.StringIO()
     with redirect_stdout(table):
-        write_table([column for column in COLUMNS if column.key in KEPT], [as_row(each) for each in shown], "md")
+        write_table([column for column in COLUMNS if column.key in _SHOWN], [as_row(each) for each in shown], "md")
         write_notes(footnotes(results), "md")
     first = f"**groupbench: {conclusion}.** `{head[:10]}` compared with its merge base `{base[:10]}` on one device."
     return f"{first}\n\n{table.getvalue()}"

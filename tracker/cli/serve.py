@@ -118,7 +118,8 @@ def _end(number: int, frame: object) -> None:
 
 def _token(file: Path | None) -> str:
     """Return the token that a client must present to write. Raises UsageError if it is missing or too short."""
-    from groupbench.tracker.serve.security import MAKE_TOKEN, SHORTEST_TOKEN
+    from groupbench.tracker.serve.limits import LIMITS
+    from groupbench.tracker.serve.security import MAKE_TOKEN
 
     if file is not None:
         try:
@@ -131,10 +132,8 @@ def _token(file: Path | None) -> str:
         token = os.environ.get(TOKEN, "").strip()
     if not token:
         raise click.UsageError(f"--write needs a token, in {TOKEN} or --token-file; {MAKE_TOKEN}")
-    if len(token) < SHORTEST_TOKEN:
-        raise click.UsageError(
-            f"the token has {len(token)} characters; it needs {SHORTEST_TOKEN} or more; {MAKE_TOKEN}"
-        )
+    if len(token) < LIMITS.token:
+        raise click.UsageError(f"the token has {len(token)} characters; it needs {LIMITS.token} or more; {MAKE_TOKEN}")
     return token
 
 

@@ -15,7 +15,8 @@ from groupbench.tracker.compare.sides import StoredSide, find_stored, stored_sid
 from groupbench.tracker.facts.errors import QueryError
 from groupbench.tracker.query.filters import Filter
 from groupbench.tracker.serve.answers import Working
-from groupbench.tracker.serve.database import LIMITS, Database, version
+from groupbench.tracker.serve.database import Database, version
+from groupbench.tracker.serve.limits import LIMITS
 from groupbench.tracker.serve.parameters import BadRequest, Parameters
 from groupbench.tracker.serve.site import Page, Site, paging_of, slice_of
 

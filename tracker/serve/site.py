@@ -21,6 +21,7 @@ from groupbench.tracker.query.traffic import NO_TRAFFIC, Traffic
 from groupbench.tracker.serve import queries, verdict
 from groupbench.tracker.serve.answers import Answers, Failed, Known, Working
 from groupbench.tracker.serve.database import Database, SlowError, version
+from groupbench.tracker.serve.limits import LIMITS
 from groupbench.tracker.serve.parameters import BadRequest, NotFound, Parameters, resolve_parameter
 from groupbench.tracker.serve.security import Guard
 from groupbench.tracker.store.engine import Store
@@ -30,16 +31,10 @@ from groupbench.tracker.text.wording import printable
 
 T = TypeVar("T")
 
-PER_PAGE = 50
-MOST_PER_PAGE = 500
 MOST_WORDS = 16
 """Maximum number of words in a search. Each is compared with all names, shapes and hardware of every series."""
 DAMAGE_S = 2.0
 """Time in seconds that a request waits for the search for damage that explains its error."""
-
-_KEPT_RUNS = 2_000
-_KEPT_LISTS = 24
-_KEPT_LINES = 8
 
 
 @dataclass(frozen=True)
@@ -69,8 +64,8 @@ class Site:
         self.database, self.answers, self.guard, self.writer, self.traffic = database, answers, guard, writer, traffic
         self.name = printable(database.store.name)
         self._lock = threading.Lock()
-        self._lists, self._runs, self._rows = _Kept(_KEPT_LISTS), _Kept(_KEPT_LINES), _Kept(1)
-        self._counts = _Kept(_KEPT_RUNS)
+        self._lists, self._runs, self._rows = _Kept(LIMITS.lists), _Kept(LIMITS.lines), _Kept(1)
+        self._counts = _Kept(LIMITS.counted_runs)
 
     def series_keys(self, session: Session, where: queries.Slice) -> list[int]:
         """Return `queries.series_keys`, cached, because the next page needs the same keys."""
@@ -231,7 +226,9 @@ class Paging:
 
 
 def paging_of(parameters: Parameters) -> Paging:
-    return Paging(parameters.number("page", 1, 1, 10**6), parameters.number("per_page", PER_PAGE, 1, MOST_PER_PAGE))
+    return Paging(
+        parameters.number("page", 1, 1, 10**6), parameters.number("per_page", LIMITS.rows, 1, LIMITS.most_rows)
+    )
 
 
 def series_facts(series: SeriesRow) -> dict[str, Any]:

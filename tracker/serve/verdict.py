@@ -10,7 +10,8 @@ from typing import Any
 from groupbench.tracker.judge.gate import judge_run
 from groupbench.tracker.judge.verdicts import Judged
 from groupbench.tracker.query.resolve import find_run
-from groupbench.tracker.serve.database import LIMITS, Database
+from groupbench.tracker.serve.database import Database
+from groupbench.tracker.serve.limits import LIMITS
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,9 @@ from groupbench.tracker.facts.grouping import grouped
 ANSWER_BYTES = 10_000
 """Largest answer of a tool, in bytes of compact JSON."""
 
-BRIEF_TEXT = 400
+BRIEF_TEXT = 400  # characters of a text in an answer
 _HASH = re.compile(r"\b[0-9a-f]{32,64}\b")
-_SIGNIFICANT_DIGITS = 5
+_SIGNIFICANT_DIGITS = 5  # of a number in an answer
 _WHOLE = ("repro", "to_try")
 """Keys of commands, which are kept as they are."""
 _EMPTY: tuple[Any, ...] = (None, "", [], {})

@@ -20,7 +20,7 @@ from starlette.testclient import TestClient
 
 from groupbench.tracker.facts.errors import QueryError, StoreError
 from groupbench.tracker.serve import comparing, database, queries, runs, site, verdict
-from groupbench.tracker.serve.answers import WAITING, Answers, Known, Working
+from groupbench.tracker.serve.answers import MOST_WAITING, Answers, Known, Working
 from groupbench.tracker.serve.app import create_app
 from groupbench.tracker.serve.database import SlowError
 from groupbench.tracker.store.engine import open_store
@@ -310,7 +310,7 @@ def test_answers_are_kept_until_something_is_stored() -> None:
     assert answers.ask(question, 2, work(2), patience=0) == Known(1, stale=True)
     assert isinstance(answers.ask(("verdict", "b"), 2, work(1), patience=0), Working)
     assert answers.ask(("compare", "b"), 2, work(1)) == Known(1)  # verdicts do not delay comparisons
-    for other in range(WAITING + 2):
+    for other in range(MOST_WAITING + 2):
         last = answers.ask(("verdict", other), 2, work(1), patience=0)
     assert isinstance(last, Working)
     assert last.crowded
