@@ -192,7 +192,7 @@ def _terminal(columns: Sequence[Column], rows: Sequence[dict[str, Any]]) -> None
     from rich.console import Console
     from rich.text import Text
 
-    from groupbench.tracker.cli.screen import Head, folded, lay_out
+    from groupbench.tracker.cli.screen import folded, lay_out
 
     console = Console()
     cells = _cells(columns, rows)
@@ -202,12 +202,11 @@ def _terminal(columns: Sequence[Column], rows: Sequence[dict[str, Any]]) -> None
             shortened(cell, _LONGEST_CELL) if column.middle else cell
             for cell, column in zip(line, columns, strict=True)
         ]
-    heads = [Head(column.header, column.right, column.wraps) for column in columns]
-    layout = lay_out(heads, cells, console.width)
+    layout = lay_out(columns, cells, console.width)
     lines = []
     if len(layout.lines) > 1 and len(rows) > 1:
         cells = [[line[i] for i in varying] for line in cells]
-        layout = lay_out([heads[i] for i in varying], cells, console.width)
+        layout = lay_out([columns[i] for i in varying], cells, console.width)
         lines += [Text(text) for text in folded(f"in every row: {shared}", console.width) if shared]
     lines += [*layout.header(), Text("─" * layout.width)]
     for line in cells:
