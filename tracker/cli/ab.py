@@ -90,7 +90,6 @@ class AbOptions:
 
     @property
     def settings(self) -> AbSettings:
-
         return AbSettings(self.budget, self.min_effect, self.alpha, self.timeout, self.only_changed)
 
 
@@ -118,7 +117,6 @@ def ab(
     3   a cell failed or was not resolved within the budget
     75  another command uses this device
     """
-
     project = this_project(context)
     choice = replace(choice, plugins=project.plugins(choice.plugins))
     check_records(how.records)
@@ -187,7 +185,6 @@ def check_records(path: Path | None) -> None:
 
 
 def _show(results: list[AbResult], form: Format) -> None:
-
     if form == "json":
         write_json([as_json(result) for result in results])
         return
@@ -220,7 +217,6 @@ def as_row(result: AbResult) -> dict[str, Any]:
 
 def progress_line() -> Callable[[str], None]:
     """Return a progress reporter: one overwritten line on a terminal, else a line per cell."""
-
     if sys.stderr.isatty():
         return lambda text: click.echo(f"\r\x1b[2K{printable(text)[:100]}", err=True, nl=False)
     return lambda text: say(text.removesuffix(": preparing")) if text.endswith(": preparing") else None

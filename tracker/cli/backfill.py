@@ -96,7 +96,6 @@ def backfill(
 
 def _backfill(context: click.Context, commits: str, options: BackfillOptions) -> int:
     """Measure the commits, print the outcome, and return the exit code."""
-
     project = here(context)
     selected = commits_of(project.folder, commits, options.every)
     require_writable(project.folder)
@@ -164,7 +163,6 @@ class Backfill:
         return f"{counted(total, 'commit')}: {', '.join(counts)}"
 
     def __call__(self, commits: Sequence[BackfillCommit], again: bool) -> None:
-
         with Spares() as spares:
             self._measure_all(commits, again, spares)
 
@@ -229,7 +227,6 @@ class Backfill:
 
     def _planned(self, commit: BackfillCommit) -> list[Record]:
         """Return a record for every planned cell, as today's checkout lists them; none if it cannot."""
-
         with Scratch("planned") as folder:
             path = folder / "planned.jsonl"
             self._unmeasured(commit, path, "listed", subprocess.DEVNULL)
@@ -237,7 +234,6 @@ class Backfill:
 
     def _commit(self, commit: BackfillCommit, end: float, spares: Spares) -> str | None:
         """Measure and store one commit; return the outcome, or None if cells are left."""
-
         try:
             recipe = recipe_of(self.context, None)
             with checkout(self.project.folder, commit.hash, recipe, self.python or sys.executable, spares) as tree:
@@ -260,7 +256,6 @@ class Backfill:
 
     def _measure(self, commit: BackfillCommit, tree: Path, end: float) -> str | None:
         """Measure a checkout; return None, or the reason if nothing could be measured, which has been printed."""
-
         path = self.files.records(commit)
         environment = with_folders(import_folders(tree, self.project.settings.pythonpath), os.environ)
         environment |= measured_tree(tree).variables()
@@ -280,7 +275,6 @@ class Backfill:
 
     def _record_failure(self, commit: BackfillCommit, reason: str) -> None:
         """Record the reason for every cell of the plan, as today's checkout lists them. Raises Unmeasured."""
-
         say(printable(f"groupbench: {commit.hash[:10]} is recorded as failed, with this reason"))
         code = self._unmeasured(commit, self.files.records(commit), reason)
         if code != ExitCode.INCOMPLETE:  # the cells do not exist in today's checkout either
@@ -288,7 +282,6 @@ class Backfill:
 
     def _unmeasured(self, commit: BackfillCommit, path: Path, reason: str, stdout: int | None = None) -> int:
         """Write a record with a reason for every cell of the plan in today's checkout. Return the exit code."""
-
         environment = with_folders(self.project.python_path(), os.environ)
         options = [*self.options, "--commit", commit.hash, "--records", str(path), "--resume"]
         options += ["--unmeasured", reason, "--quiet"]
@@ -297,7 +290,6 @@ class Backfill:
     def _run(
         self, options: list[str], folder: Path, environment: dict[str, str], stdout: int | None = None
     ) -> tuple[int, str]:
-
         lines: list[str] = []
         with Scratch("toolchain") as layout:
             if self.python is not None:
@@ -310,6 +302,5 @@ class Backfill:
 
 def _left_out(path: Path) -> bool:
     """Return whether a budget cut short the last run of a records file."""
-
     with path.open("rb") as file:
         return any(record.status == "skipped" for _, record in read(file))

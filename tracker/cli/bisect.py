@@ -172,7 +172,6 @@ def bisect(
     3   undecided: not resolved, GOOD or BAD fails, or several commits remain
     75  another command uses this device
     """
-
     project = this_project(context)
     cell = replace(cell, plugins=project.plugins(cell.plugins))
     repository = folder_of(how.repo or project.folder)
@@ -206,7 +205,6 @@ def _search_of(
     resume: bool,
 ) -> tuple[Header, Path]:
     """Return the search and the log file: a new search, or the one to continue. Raises UsageError."""
-
     folder = bisect_git.log_folder(repository)
     if how.package and (good is not None or how.python):
         raise click.UsageError("--package searches releases: omit GOOD, BAD and --python", context)
@@ -225,7 +223,6 @@ def _header(
     context: click.Context, repository: Path, good: str, bad: str, cell: BisectCell, how: BisectOptions
 ) -> Header:
     """Return the search with every default filled in. The log refuses any other search."""
-
     first, last = bisect_git.resolve(repository, good), bisect_git.resolve(repository, bad)
     if first == last and not how.package:
         raise click.UsageError(f"GOOD and BAD are one commit, {first[:10]}; give two", context)
@@ -251,7 +248,6 @@ def _header(
 
 def _releases(context: click.Context, text: str | None) -> tuple[str | None, tuple[str, ...]]:
     """Return --package as (package, releases from oldest to newest). Raises ToolchainError."""
-
     if text is None:
         return None, ()
     match = re.fullmatch(r"([A-Za-z0-9][A-Za-z0-9._-]*)==([^\s=]+?)\.\.([^\s=]+)", text)
@@ -288,7 +284,6 @@ def _cell_of_options(context: click.Context, cell: BisectCell) -> dict[str, Any]
 
 
 def _write(form: Format, done: Searched, path: Path) -> None:
-
     header, text = done.header, done.lines
     if form == "json":
         data = report.as_data(done.result, done.history, done.trace, header.metric, header.cell)
@@ -303,7 +298,6 @@ def _write(form: Format, done: Searched, path: Path) -> None:
 
 
 def _rows(result: BisectResult, history: History) -> Iterator[dict[str, Any]]:
-
     for culprit in (report.culprit_data(each, history) for each in result.culprits):
         for commit in culprit["commits"]:
             yield {**culprit, **commit, "note": culprit["note"] or ""}

@@ -35,7 +35,6 @@ def doctor(context: click.Context, form: Format = output_formats) -> None:
 
     Exit codes: 0 something can be measured, 1 nothing can be measured, 2 usage error.
     """
-
     checkup = examine(context.obj)
     if form == "json":
         write_json(checkup.flat())
@@ -48,7 +47,6 @@ def doctor(context: click.Context, form: Format = output_formats) -> None:
 
 def _write(checkup: Checkup) -> None:
     """Print the summary, then problems and improvements, then every check."""
-
     click.echo(printable(_summary(checkup)))
     for level, title in (("broken", "Problems to fix"), ("better", "Possible improvements")):
         findings = [finding for finding in checkup.findings if finding.level == level]

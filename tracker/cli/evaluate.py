@@ -59,7 +59,6 @@ def evaluate(
     With --format json, stdout has an answer for every outcome. After a usage error, it is an object with the verdict
     `refused` and the problem.
     """
-
     try:
         evaluations = _evaluations(context, candidate, against, choice, how)
     except (TrackerError, click.UsageError) as error:
@@ -76,7 +75,6 @@ def evaluate(
 def _evaluations(
     context: click.Context, candidate: str, against: str | None, choice: CellChoice, how: EvaluateOptions
 ) -> list[Evaluation]:
-
     project = this_project(context)
     with Evaluator(
         project.placed_plugins(choice.plugins),

@@ -96,7 +96,6 @@ def explain(
 
 def kernel_folder() -> Path:
     """Return the folder with the kernels' code: next to the records, or in this folder."""
-
     here = project.load()
     next_to_records = Path(here.place(os.environ.get("GROUPBENCH_RECORDS") or here.settings.records)) / FOLDER
     return next_to_records if next_to_records.is_dir() else Path(FOLDER)

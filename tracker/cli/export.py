@@ -42,7 +42,6 @@ def export(
 
     An existing FILE is replaced once the export is complete.
     """
-
     ending = "jsonl" if file == "-" else None
     form = form or _SUFFIXES.get(Path(file).suffix.lower(), ending)
     if form is None:

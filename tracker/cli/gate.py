@@ -178,7 +178,6 @@ def _explain(judged: Gate, why: str) -> None:
 
 def _targets(outputs: tuple[str, ...]) -> list[OutputTarget]:
     """Return the parsed `-o` options, before anything is judged. Raises UsageError, OutputError."""
-
     targets = [parse(text) for text in outputs]
     files = [Path(target.place).absolute() for target in targets if target.form != "webhook"]
     for file in files:
@@ -233,7 +232,6 @@ def _searches(rows: Iterable[Judged], program: list[str]) -> list[str]:
 
     Ranges whose ends git does not know here are left out, and those in which a search has named a commit.
     """
-
     commands: dict[tuple[object, ...], str] = {}
     searched: set[tuple[object, ...]] = set()
     for row in rows:

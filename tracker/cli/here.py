@@ -103,7 +103,6 @@ def hold_device(context: click.Context, device: str) -> Path:
 
     Print nothing before: the process that holds the device begins the command again.
     """
-
     lock = ensure_alone(device, sys.argv[1:])
     context.with_resource(elsewhere(device_of(lock), gives_way=True))(WAITING.first_s)
     return lock
@@ -137,7 +136,6 @@ def program_of(context: click.Context) -> list[str]:
 
 def person() -> str:
     """Return the name to record with a change: GIT_AUTHOR_NAME, git's user, or the login name."""
-
     return os.environ.get("GIT_AUTHOR_NAME") or user() or os.environ.get("USER") or "unknown"
 
 

@@ -58,7 +58,6 @@ class Mapping(click.ParamType[dict[str, str]]):
 
 def _known_commit(context: click.Context, parameter: click.Parameter, text: str | None) -> str | None:
     """Return a commit's full hash, or one of another repository as it is. Raises BadParameter for any other name."""
-
     word = _one_word(context, parameter, text)
     if word is None or (full := git.rev_parse(word)) is not None:
         return None if word is None else full
@@ -140,7 +139,6 @@ def import_(
     continue: stored files are skipped. Text instead of a number, such as "CUDA OOM", becomes a status, never a
     latency. A plain CSV needs --map.
     """
-
     with ExitStack() as stack:
         arguments = arguments_of(files, stack)
         if dry_run:
@@ -153,7 +151,6 @@ def import_(
 
 
 def _print_records(arguments: list[Given], format_name: str | None, facts: Options) -> None:
-
     for each in arguments:
         for source in each.sources:
             loaded = load(source.path, format_name, facts)

@@ -26,7 +26,6 @@ def ingest(db: str, files: tuple[str, ...] = argument(nargs=-1, required=True, m
     Each file is stored completely or not at all. Stored records are skipped. The database is created
     if it does not exist.
     """
-
     stored = 0
     try:
         for name in files:

@@ -198,7 +198,6 @@ def measuring_tools(db: str | None, device: str, folders: Sequence[str] = ()) ->
     Args:
         folders: Folders in which Python finds the modules of plugins and candidates.
     """
-
     kept: dict[tuple[str, ...], Evaluator] = {}
     alone = threading.Lock()
 

@@ -106,7 +106,6 @@ def night(
 
 def _night(context: click.Context, options: NightOptions, rest: tuple[str, ...]) -> int:
     """Run the nightly job and return the exit code."""
-
     project = here(context)
     _check(rest)
     traffic_of(context)  # an error in its file comes before an hour of measuring
@@ -307,7 +306,6 @@ class Night:
 
     def _measure(self) -> tuple[int, Path]:
         """Measure; return the exit code and the file of records. Raises Unmeasured if nothing was measured."""
-
         if self._project.settings.setup:
             say(f"groupbench: {self._project.settings.setup}")
             run_setup(Path(), self._project.settings.setup, "this checkout", python=self._python or sys.executable)
@@ -332,7 +330,6 @@ class Night:
         return self._files.begin()
 
     def _tritonbench(self, file: Path) -> int:
-
         assert self._project.file is not None
         previous = self._files.newest
         environment = with_folders(self._project.python_path(), os.environ)
@@ -353,7 +350,6 @@ class Night:
 
     def _store(self, file: Path) -> str:
         """Store the records; return the run's id. The newest run may be another machine's, whose clock is ahead."""
-
         click.echo()
         self.step("ingest", str(file))
         return str(run_of(file))

@@ -94,7 +94,6 @@ format_decorator: Declared = output_formats
 
 
 def write_json(value: Any) -> None:
-
     click.echo(json_for(sys.stdout, msgspec.json.format(msgspec.json.encode(value), indent=2)))
 
 

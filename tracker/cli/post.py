@@ -48,7 +48,6 @@ def post(
     FILE is the Markdown of `gate -o comment=FILE`, or any other; `-` reads standard input. The token is read
     from GITHUB_TOKEN, GH_TOKEN or GITLAB_TOKEN.
     """
-
     if issues == (file is not None):
         raise click.UsageError("give a FILE, or --issues")
     if file is None:

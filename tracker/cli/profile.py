@@ -77,7 +77,6 @@ def profile(
     75   another run uses this device
     130  interrupted
     """
-
     hold_device(context, "auto")
     project = this_project(context)
     kernels = os.environ.get("GROUPBENCH_KERNELS") or str(kernel_folder().absolute())
@@ -123,7 +122,6 @@ def _write(records: list[Record], counters: list[Metric], form: Format) -> None:
 
 
 def _median(record: Record) -> float | None:
-
     return None if record.latency is None else Bursts.of(record.latency.bursts_ms).median
 
 

@@ -57,7 +57,6 @@ def pull_request(
     3   a cell failed or was not resolved within the budget
     75  another command uses this device
     """
-
     project = here(context)
     device = device or project.settings.device
     first, last = _ends(project.folder, base, head)
@@ -110,7 +109,6 @@ def _publish(text: str, comment: Path) -> None:
 
 def _ends(folder: Path, base: str, head: str) -> tuple[str, str]:
     """Return the merge base's and the head's hash. Raises WorktreeError, UsageError."""
-
     git.require_repository(folder)
     first, last = (resolve(folder, name, "check the spelling, or fetch it") for name in (base, head))
     common = (git.ask(folder, "merge-base", first, last) or "").strip()
@@ -150,7 +148,6 @@ def _cells(bench: Bench, project: Project, device: str) -> list[AbCell]:
 
 def _comment(results: list[AbResult], code: int, base: str, head: str) -> str:
     """Return the comment as Markdown: the verdict, a row for each cell, changes first, and footnotes."""
-
     conclusion = CONCLUSIONS.get(ExitCode(code), "not everything could be decided")
     shown = sorted(results, key=lambda result: (result.verdict == "same", -(result.change or 0.0)))
     table = io.StringIO()

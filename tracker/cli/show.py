@@ -79,7 +79,7 @@ def _run(session: Session, run: RunRow, form: Format) -> None:
     environments = {point.environment.identity: point.environment for point in points}
     rows = [point.flat() for point in points]
     if form == "json":
-        described = [{"environment": i, **_builtins(row.facts)} for i, row in environments.items()]
+        described = [{"environment": i, **msgspec.to_builtins(row.facts)} for i, row in environments.items()]
         write_json({"run": _run_facts(run), "environments": described, "points": rows})
     elif form == "csv":
         write_table(plain(PointRow.columns()), rows, form)
@@ -98,7 +98,6 @@ def _run_facts(run: RunRow) -> dict[str, Any]:
 
 
 def _counts(points: list[PointRow]) -> dict[str, Any]:
-
     counts = {status: sum(point.status == status for point in points) for status in STATUSES}
     return {"cells": ", ".join(f"{number} {status}" for status, number in counts.items() if number)}
 
@@ -163,7 +162,7 @@ def _shown(key: str, value: Any) -> str:
 
 def _tables(detail: PointDetail) -> Iterator[tuple[str, tuple[Column, ...], list[dict[str, Any]]]]:
     """Yield (title, columns, rows) of a point's environment, kernels, loaded files, packages and bursts."""
-    facts = {name: value for name, value in _builtins(detail.point.environment.facts).items() if value}
+    facts = {name: value for name, value in msgspec.to_builtins(detail.point.environment.facts).items() if value}
     settings = facts.pop("settings", {})
     facts |= {f"setting {name}": value for name, value in settings.items()}
     yield "environment", _FACTS, [{"fact": name, "value": value} for name, value in facts.items()]
@@ -205,7 +204,6 @@ def _burst_columns(detail: PointDetail) -> tuple[Column, ...]:
 
 
 def _burst_rows(detail: PointDetail) -> list[dict[str, Any]]:
-
     rows = []
     for i, burst in enumerate(detail.bursts_ms):
         median = statistics.median(burst)
@@ -227,8 +225,3 @@ def _write_facts(facts: dict[str, Any], form: Format) -> None:
     width = max(map(len, texts))
     for name, value in texts.items():
         click.echo(f"{printable(name):<{width}}  {printable(value)}")
-
-
-def _builtins(value: Any) -> Any:
-
-    return msgspec.to_builtins(value)

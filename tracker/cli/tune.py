@@ -53,7 +53,6 @@ def tune(
     Each saved file names the GPU and the Triton version, and lists the speed-up of each config over the default one.
     Exit code 75: another command uses this device.
     """
-
     options = {"--dtype": dtype, "--folder": folder, "--limit": limit, "--helion-budget": helion_budget}
     arguments = [*kernels, *(["--list"] if listed else [])]
     arguments += [word for suite in suites for word in ("--suite", suite)]
