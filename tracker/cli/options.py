@@ -44,7 +44,7 @@ def reading(location: str) -> Iterator[Session]:
 
 @contextmanager
 def writing(location: str) -> Iterator[Session]:
-    """Open a session on an existing database that commits at the end. Raises StoreError."""
+    """Open a session on an existing database, committed at the end. Raises StoreError."""
     from groupbench.tracker.store.engine import open_store
 
     with open_store(location, create=False) as store, store.write() as session:
@@ -192,12 +192,12 @@ class CellChoice:
 
     @property
     def cells(self) -> dict[str, Any]:
-        """The fields that choose cells, by name."""
+        """The fields to choose cells, by name."""
         return {name: value for name, value in vars(self).items() if name != "device"}
 
 
 def cell_choice(verb: str, of: str, required: bool) -> Any:
-    """Declare the options that choose cells.
+    """Declare the options to choose cells.
 
     Args:
         verb: The command's verb for a cell, for the help.

@@ -123,7 +123,7 @@ QUANTITIES = (
 """Values of imported benchmarks that are not times. Such a cell has one of them, and no latency."""
 
 _exact = partial(Metric, rule="exact", least=0.0)
-"""A number that the compiler or the code decides: any change counts."""
+"""A number decided by the compiler or the code: any change counts."""
 
 _cold = partial(Metric, rule="scatter", floor=0.05, least=0.25, negligible=100.0, cost="cold")
 """A time of a fresh process, which varies by several percent and matters only in larger steps."""
