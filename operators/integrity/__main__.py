@@ -78,7 +78,7 @@ def main(arguments: list[str] | None = None) -> int:
 
     Returns 1 if a cheat passed or an honest backend was accused, 3 if the times of any could not be checked.
     """
-    parser = argparse.ArgumentParser(prog="groupbench selftest --integrity", description=__doc__)
+    parser = argparse.ArgumentParser(prog="groupbench selftest", description=__doc__)
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="Device to run on.")
     parser.add_argument("--only", metavar="NAMES", default="", help="Run only these cheats, separated by commas.")
     parser.add_argument("--json", action="store_true", help="Print one JSON object.")

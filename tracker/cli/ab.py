@@ -2,33 +2,36 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
+from groupbench.tracker.ab.bench import AbCell, AbResult, Bench, RecordsError, as_json, exit_code
+from groupbench.tracker.ab.named_sides import open_sides
+from groupbench.tracker.ab.result import AbSettings, footnotes
+from groupbench.tracker.cli.declared import argument, command, flag, option, options
 from groupbench.tracker.cli.here import recipe_of, this_project, wait_option
 from groupbench.tracker.cli.options import (
     CellChoice,
     alpha_option,
     cell_budget_option,
     cell_choice,
-    collected,
     comparisons_option,
     min_effect_same_option,
     setup_option,
 )
 from groupbench.tracker.cli.output import Column, Format, output_formats, say, write_json, write_notes, write_table
+from groupbench.tracker.facts.grouping import grouped
 from groupbench.tracker.facts.metrics import relative
 from groupbench.tracker.facts.vocabulary import SEED_HELP
-from groupbench.tracker.text.wording import counted, duration, milliseconds, signed_percent
+from groupbench.tracker.text.wording import counted, duration, milliseconds, printable, signed_percent
 from groupbench.tracker.tools.parameters import Duration, Number
-
-if TYPE_CHECKING:
-    from groupbench.tracker.ab.bench import AbCell, AbResult, AbSettings, Bench
 
 EXPECTED_S = {"cuda": 10, "cpu": 15}
 """Seconds that an A/A comparison takes, for the first estimate of the total time."""
@@ -65,58 +68,41 @@ COLUMNS = (
 class AbOptions:
     """Options for the sides, the decision and the timing."""
 
-    setup: str | None
-    base_python: str | None
-    head_python: str | None
-    budget: float
-    min_effect: float | None
-    alpha: float
-    only_changed: bool
-    cudagraph: bool
-    idle: float | None
-    input_seed: int
-    timeout: float
-    records: Path | None
-
-    @property
-    def settings(self) -> AbSettings:
-        from groupbench.tracker.ab.result import AbSettings
-
-        return AbSettings(self.budget, self.min_effect, self.alpha, self.timeout, self.only_changed)
-
-
-@click.command()
-@click.argument("base")
-@click.argument("head")
-@cell_choice("Compare", "the operator's default suite", required=True)
-@collected(
-    AbOptions,
-    "how",
-    setup_option,
-    click.option("--base-python", metavar="FILE", help="Measure base with this interpreter."),
-    click.option("--head-python", metavar="FILE", help="Measure head with this interpreter."),
-    cell_budget_option,
-    min_effect_same_option,
-    alpha_option,
-    click.option("--only-changed", is_flag=True, help="Do not time cells whose compiled kernels did not change."),
-    click.option("--cudagraph", is_flag=True, help="Time replays of a captured CUDA graph."),
-    click.option(
+    setup: str | None = setup_option
+    base_python: str | None = option("--base-python", metavar="FILE", help="Measure base with this interpreter.")
+    head_python: str | None = option("--head-python", metavar="FILE", help="Measure head with this interpreter.")
+    budget: float = cell_budget_option
+    min_effect: float | None = min_effect_same_option
+    alpha: float = alpha_option
+    only_changed: bool = flag("--only-changed", help="Do not time cells whose compiled kernels did not change.")
+    cudagraph: bool = flag("--cudagraph", help="Time replays of a captured CUDA graph.")
+    idle: float | None = option(
         "--idle", type=Duration(most=60), help="Rest this long before a burst. Default: 0.3s on a GPU, 0 on a CPU."
-    ),
-    click.option("--input-seed", type=Number(0, 2**63 - 1), default=0, show_default=True, help=SEED_HELP),
-    click.option(
+    )
+    input_seed: int = option("--input-seed", type=Number(0, 2**63 - 1), default=0, help=SEED_HELP)
+    timeout: float = option(
         "--timeout",
         type=Duration(least=1, most=1e6),
         default="300s",
-        show_default=True,
         help="Fail a side that does not answer within this time.",
-    ),
-    comparisons_option,
-)
+    )
+    records: Path | None = comparisons_option
+
+    @property
+    def settings(self) -> AbSettings:
+        return AbSettings(self.budget, self.min_effect, self.alpha, self.timeout, self.only_changed)
+
+
+@command()
 @wait_option()
-@output_formats
-@click.pass_context
-def ab(context: click.Context, base: str, head: str, choice: CellChoice, how: AbOptions, form: Format) -> None:
+def ab(
+    context: click.Context,
+    base: str = argument(),
+    head: str = argument(),
+    choice: CellChoice = cell_choice("Compare", "the operator's default suite", required=True),
+    how: AbOptions = options(AbOptions),
+    form: Format = output_formats,
+) -> None:
     """Measure BASE and HEAD alternately on one device until it is clear whether they differ.
 
     BASE and HEAD are commits or folders. A commit is checked out into a temporary folder; a folder is measured as it
@@ -131,9 +117,6 @@ def ab(context: click.Context, base: str, head: str, choice: CellChoice, how: Ab
     3   a cell failed or was not resolved within the budget
     75  another command uses this device
     """
-    from groupbench.tracker.ab.bench import Bench, RecordsError, exit_code
-    from groupbench.tracker.ab.named_sides import open_sides
-
     project = this_project(context)
     choice = replace(choice, plugins=project.plugins(choice.plugins))
     check_records(how.records)
@@ -163,16 +146,7 @@ def ab(context: click.Context, base: str, head: str, choice: CellChoice, how: Ab
 
 def _cells(bench: Bench, choice: CellChoice, how: AbOptions) -> list[AbCell]:
     """Return the cells to compare, after announcing how many there are and how long they may take."""
-    cells, notes = bench.cells(
-        choice.device,
-        operator=choice.operator,
-        backends=choice.backends,
-        shapes=choice.shapes,
-        suites=choice.suites,
-        dtypes=choice.dtypes,
-        mode=choice.mode,
-        plugins=choice.plugins,
-    )
+    cells, notes = bench.cells(choice.device, **choice.cells)
     for line in left_out(notes):
         say(line)
     if not cells:
@@ -193,12 +167,9 @@ def left_out(notes: list[str]) -> list[str]:
 
     One reason often leaves out many cells of a suite.
     """
-    reasons: dict[str, list[str]] = {}
-    for note in notes:
-        cell, _, reason = note.partition(": ")
-        reasons.setdefault(reason, []).append(cell)
     lines = []
-    for reason, cells in reasons.items():
+    for reason, left in grouped([note.partition(": ") for note in notes], itemgetter(2)).items():
+        cells = [cell for cell, _, _ in left]
         backends = ", ".join(dict.fromkeys(cell.partition(" ")[0] for cell in cells))
         lines.append(f"left out: {cells[0] if len(cells) == 1 else f'{len(cells)} cells of {backends}'}: {reason}")
     return lines
@@ -214,9 +185,6 @@ def check_records(path: Path | None) -> None:
 
 
 def _show(results: list[AbResult], form: Format) -> None:
-    from groupbench.tracker.ab.bench import as_json
-    from groupbench.tracker.ab.result import footnotes
-
     if form == "json":
         write_json([as_json(result) for result in results])
         return
@@ -249,10 +217,6 @@ def as_row(result: AbResult) -> dict[str, Any]:
 
 def progress_line() -> Callable[[str], None]:
     """Return a progress reporter: one overwritten line on a terminal, else a line per cell."""
-    import sys
-
-    from groupbench.tracker.text.wording import printable
-
     if sys.stderr.isatty():
         return lambda text: click.echo(f"\r\x1b[2K{printable(text)[:100]}", err=True, nl=False)
     return lambda text: say(text.removesuffix(": preparing")) if text.endswith(": preparing") else None

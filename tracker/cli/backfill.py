@@ -13,63 +13,58 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
+from groupbench.tracker.ab.side import measured_tree
+from groupbench.tracker.ab.toolchains import interpreter_of, module_path
+from groupbench.tracker.ab.worktree import CheckoutError, Spares, WorktreeError, checkout
+from groupbench.tracker.cli.declared import argument, command, flag, option, options
 from groupbench.tracker.cli.here import hold_device, program_of, recipe_of, wait_option
 from groupbench.tracker.cli.night import Places, here, run_command
-from groupbench.tracker.cli.options import collected, plan_device_option, toolchain_option
+from groupbench.tracker.cli.options import plan_device_option, toolchain_option
 from groupbench.tracker.cli.output import say
 from groupbench.tracker.facts.exits import ExitCode
 from groupbench.tracker.facts.identity import plan_with
-from groupbench.tracker.facts.record import BACKFILL
+from groupbench.tracker.facts.measured_tree import add_to_path, with_folders
+from groupbench.tracker.facts.record import BACKFILL, Record, read
+from groupbench.tracker.night.backfill import (
+    BackfillCommit,
+    BackfillFiles,
+    by_halving,
+    commits_of,
+    plan_of,
+    require_writable,
+)
+from groupbench.tracker.night.measuring import Unmeasured, interrupted, measure
+from groupbench.tracker.project import Project, import_folders
+from groupbench.tracker.text import repro
 from groupbench.tracker.text.scratch import Scratch
 from groupbench.tracker.text.wording import change_in_words, counted, printable, run_text
 from groupbench.tracker.tools.parameters import Duration, Number
-
-if TYPE_CHECKING:
-    from groupbench.tracker.ab.worktree import Spares
-    from groupbench.tracker.facts.record import Record
-    from groupbench.tracker.night.backfill import BackfillCommit, BackfillFiles
-    from groupbench.tracker.project import Project
 
 
 @dataclass(frozen=True)
 class BackfillOptions:
     """Options for `backfill`. Times are in seconds."""
 
-    every: int
-    bisect: bool
-    budget: float | None
-    again: bool
-    device: str | None
-    toolchain: str | None
+    every: int = option("--every", type=Number(1), default=1, help="Measure only every Nth commit.")
+    bisect: bool = flag(
+        "--bisect", help="Measure both ends first, then halve the gaps. A coarse history appears early and gets finer."
+    )
+    budget: float | None = option("--budget", type=Duration(above=True), help="Stop after this time.")
+    again: bool = flag("--again", help="Retry commits that failed to build or to load.")
+    device: str | None = plan_device_option
+    toolchain: str | None = toolchain_option
 
 
-@click.command()
-@click.argument("commits", metavar="A..B|COMMIT")
-@collected(
-    BackfillOptions,
-    "options",
-    click.option("--every", type=Number(1), default=1, metavar="N", help="Measure only every Nth commit."),
-    click.option(
-        "--bisect",
-        is_flag=True,
-        help="Measure both ends first, then halve the gaps. A coarse history appears early and gets finer.",
-    ),
-    click.option(
-        "--budget",
-        type=Duration(above=True),
-        help="Stop after this time.",
-    ),
-    click.option("--again", is_flag=True, help="Retry commits that failed to build or to load."),
-    plan_device_option,
-    toolchain_option,
-)
+@command()
 @wait_option()
-@click.pass_context
-def backfill(context: click.Context, commits: str, options: BackfillOptions) -> None:
+def backfill(
+    context: click.Context,
+    commits: str = argument(metavar="A..B|COMMIT"),
+    options: BackfillOptions = options(BackfillOptions),
+) -> None:
     """Measure the commits after A up to and including B, newest first, and store them as history.
 
     A range excludes A. A commit instead of a range measures the whole history, including the first commit.
@@ -101,9 +96,6 @@ def backfill(context: click.Context, commits: str, options: BackfillOptions) -> 
 
 def _backfill(context: click.Context, commits: str, options: BackfillOptions) -> int:
     """Measure the commits, print the outcome, and return the exit code."""
-    from groupbench.tracker.ab.toolchains import interpreter_of
-    from groupbench.tracker.night.backfill import BackfillFiles, by_halving, commits_of, plan_of, require_writable
-
     project = here(context)
     selected = commits_of(project.folder, commits, options.every)
     require_writable(project.folder)
@@ -171,8 +163,6 @@ class Backfill:
         return f"{counted(total, 'commit')}: {', '.join(counts)}"
 
     def __call__(self, commits: Sequence[BackfillCommit], again: bool) -> None:
-        from groupbench.tracker.ab.worktree import Spares
-
         with Spares() as spares:
             self._measure_all(commits, again, spares)
 
@@ -202,7 +192,6 @@ class Backfill:
         """Yield lines with the largest step between neighbouring commits, and the command to decide it."""
         from groupbench.tracker.night.steps import find_steps
         from groupbench.tracker.store.engine import open_store
-        from groupbench.tracker.text import repro
 
         with open_store(self.places.database, create=True) as store, store.read() as session:
             steps = find_steps(session, self.plan, [commit.hash for commit in reversed(commits)])
@@ -238,8 +227,6 @@ class Backfill:
 
     def _planned(self, commit: BackfillCommit) -> list[Record]:
         """Return a record for every planned cell, as today's checkout lists them; none if it cannot."""
-        from groupbench.tracker.facts.record import read
-
         with Scratch("planned") as folder:
             path = folder / "planned.jsonl"
             self._unmeasured(commit, path, "listed", subprocess.DEVNULL)
@@ -247,8 +234,6 @@ class Backfill:
 
     def _commit(self, commit: BackfillCommit, end: float, spares: Spares) -> str | None:
         """Measure and store one commit; return the outcome, or None if cells are left."""
-        from groupbench.tracker.ab.worktree import CheckoutError, WorktreeError, checkout
-
         try:
             recipe = recipe_of(self.context, None)
             with checkout(self.project.folder, commit.hash, recipe, self.python or sys.executable, spares) as tree:
@@ -271,10 +256,6 @@ class Backfill:
 
     def _measure(self, commit: BackfillCommit, tree: Path, end: float) -> str | None:
         """Measure a checkout; return None, or the reason if nothing could be measured, which has been printed."""
-        from groupbench.tracker.ab.side import measured_tree
-        from groupbench.tracker.facts.measured_tree import with_folders
-        from groupbench.tracker.project import import_folders
-
         path = self.files.records(commit)
         environment = with_folders(import_folders(tree, self.project.settings.pythonpath), os.environ)
         environment |= measured_tree(tree).variables()
@@ -294,8 +275,6 @@ class Backfill:
 
     def _record_failure(self, commit: BackfillCommit, reason: str) -> None:
         """Record the reason for every cell of the plan, as today's checkout lists them. Raises Unmeasured."""
-        from groupbench.tracker.night.measuring import Unmeasured
-
         say(printable(f"groupbench: {commit.hash[:10]} is recorded as failed, with this reason"))
         code = self._unmeasured(commit, self.files.records(commit), reason)
         if code != ExitCode.INCOMPLETE:  # the cells do not exist in today's checkout either
@@ -303,8 +282,6 @@ class Backfill:
 
     def _unmeasured(self, commit: BackfillCommit, path: Path, reason: str, stdout: int | None = None) -> int:
         """Write a record with a reason for every cell of the plan in today's checkout. Return the exit code."""
-        from groupbench.tracker.facts.measured_tree import with_folders
-
         environment = with_folders(self.project.python_path(), os.environ)
         options = [*self.options, "--commit", commit.hash, "--records", str(path), "--resume"]
         options += ["--unmeasured", reason, "--quiet"]
@@ -313,10 +290,6 @@ class Backfill:
     def _run(
         self, options: list[str], folder: Path, environment: dict[str, str], stdout: int | None = None
     ) -> tuple[int, str]:
-        from groupbench.tracker.ab.toolchains import module_path
-        from groupbench.tracker.facts.measured_tree import add_to_path
-        from groupbench.tracker.night.measuring import interrupted, measure
-
         lines: list[str] = []
         with Scratch("toolchain") as layout:
             if self.python is not None:
@@ -329,7 +302,5 @@ class Backfill:
 
 def _left_out(path: Path) -> bool:
     """Return whether a budget cut short the last run of a records file."""
-    from groupbench.tracker.facts.record import read
-
     with path.open("rb") as file:
         return any(record.status == "skipped" for _, record in read(file))

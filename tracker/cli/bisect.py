@@ -11,14 +11,18 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from groupbench.tracker.ab.result import timing_of
+from groupbench.tracker.ab.toolchains import releases
+from groupbench.tracker.bisect import history as bisect_git
+from groupbench.tracker.bisect import log as bisect_log
+from groupbench.tracker.bisect import report
+from groupbench.tracker.bisect.history import folder_of
+from groupbench.tracker.bisect.hunt import BisectResult, History
+from groupbench.tracker.bisect.log import Header, bench_of
+from groupbench.tracker.cli.declared import argument, command, flag, option, options
 from groupbench.tracker.cli.here import recipe_of, this_project, wait_option
 from groupbench.tracker.cli.options import (
-    BACKEND,
-    DTYPE,
-    OPERATOR,
-    SHAPE,
     Percent,
-    collected,
     device_option,
     min_effect_option,
     plugins_option,
@@ -26,14 +30,14 @@ from groupbench.tracker.cli.options import (
     setup_option,
 )
 from groupbench.tracker.cli.output import Column, Format, output_formats, say, write_json, write_notes, write_table
-from groupbench.tracker.facts.vocabulary import DTYPE_DEFAULT, MODE_HELP, SEED_HELP
+from groupbench.tracker.facts.errors import QueryError
+from groupbench.tracker.facts.vocabulary import BACKEND, DTYPE, DTYPE_DEFAULT, MODE_HELP, OPERATOR, SEED_HELP, SHAPE
+from groupbench.tracker.query.filters import Filter
 from groupbench.tracker.text.repro import SEARCHED
 from groupbench.tracker.text.wording import printable, signed_percent
 from groupbench.tracker.tools.parameters import Duration, Number
 
 if TYPE_CHECKING:
-    from groupbench.tracker.bisect.hunt import BisectResult, History
-    from groupbench.tracker.bisect.log import Header
     from groupbench.tracker.bisect.run import Searched
 
 COLUMNS = (
@@ -55,137 +59,92 @@ _CELL = ("operator", "backend", "shape", "dtype", "mode", "seed")
 class BisectCell:
     """The cell to measure: a stored series, or a cell by name."""
 
-    series: str | None
-    operator: str | None
-    backend: str | None
-    shape: str | None
-    dtype: str | None
-    mode: str | None
-    seed: int | None
-    device: str
-    plugins: tuple[str, ...]
+    series: str | None = option(
+        "--series",
+        metavar="ID",
+        help="Series to measure: its number in `groupbench list series`, or the id of one of its points.",
+    )
+    operator: str | None = option(*OPERATOR, help="Operator to measure, if --series is not given.")
+    backend: str | None = option(*BACKEND, help="Backend to measure.")
+    shape: str | None = option(
+        *SHAPE,
+        metavar="TEXT",
+        help="Shape to measure, as `groupbench list series` prints it or `tritonbench --shapes` takes it.",
+    )
+    dtype: str | None = option(*DTYPE, help=f"Dtype to measure, such as bf16, fp16 or fp32. {DTYPE_DEFAULT}")
+    mode: str | None = option("--mode", help=f"{MODE_HELP} Default: fwd.")
+    seed: int | None = option("--seed", type=Number(0, 2**63 - 1), help=f"{SEED_HELP} Default: 0.")
+    device: str = device_option
+    plugins: tuple[str, ...] = plugins_option
 
 
 @dataclass(frozen=True)
 class BisectOptions:
     """Options for the search, and for comparing two commits."""
 
-    metric: str
-    direction: str
-    all_: bool
-    repo: Path | None
-    paths: tuple[str, ...]
-    setup: str | None
-    python: str | None
-    min_effect: float | None
-    budget: float | None
-    only_changed: bool
-    confidence: float
-    package: str | None
-
-
-@click.command()
-@click.argument("good", required=False)
-@click.argument("bad", required=False)
-@collected(
-    BisectCell,
-    "cell",
-    click.option(
-        "--series",
-        metavar="ID",
-        help="Series to measure: its number in `groupbench list series`, or the id of one of its points.",
-    ),
-    click.option(*OPERATOR, metavar="NAME", help="Operator to measure, if --series is not given."),
-    click.option(*BACKEND, metavar="NAME", help="Backend to measure."),
-    click.option(
-        *SHAPE,
-        metavar="TEXT",
-        help="Shape to measure, as `groupbench list series` prints it or `tritonbench --shapes` takes it.",
-    ),
-    click.option(*DTYPE, metavar="NAME", help=f"Dtype to measure, such as bf16, fp16 or fp32. {DTYPE_DEFAULT}"),
-    click.option("--mode", metavar="NAME", help=f"{MODE_HELP} Default: fwd."),
-    click.option("--seed", type=Number(0, 2**63 - 1), metavar="N", help=f"{SEED_HELP} Default: 0."),
-    device_option,
-    plugins_option,
-)
-@collected(
-    BisectOptions,
-    "how",
-    click.option(
-        "--metric",
-        type=click.Choice(SEARCHED),
-        default="latency",
-        show_default=True,
-        help="Find a change of this metric.",
-    ),
-    click.option(
+    metric: str = option(
+        "--metric", type=click.Choice(SEARCHED), default="latency", help="Find a change of this metric."
+    )
+    direction: str = option(
         "--direction",
         type=click.Choice(["worse", "better", "either"]),
         default="worse",
-        show_default=True,
         help="Look for a regression, an improvement, or either.",
-    ),
-    click.option(
+    )
+    all_: bool = flag(
         "--all",
-        "all_",
-        is_flag=True,
         help="Search for further causes if the first one explains only part of the change. Default: only if the "
         "unexplained part may be larger.",
-    ),
-    click.option(
+    )
+    repo: Path | None = option(
         "--repo",
         type=click.Path(path_type=Path),
         help="Repository to search. Default: the one of groupbench.toml, or this folder's.",
-    ),
-    click.option(
+    )
+    paths: tuple[str, ...] = option(
         "--paths",
         multiple=True,
         metavar="PATH",
         help="Skip commits that do not change these paths; may be repeated. Default: kernels and operators in "
         "groupbench's own repository, else all paths.",
-    ),
-    setup_option,
-    click.option("--python", metavar="EXE", help="Measure with this interpreter. Default: this one."),
-    min_effect_option,
-    click.option(
+    )
+    setup: str | None = setup_option
+    python: str | None = option("--python", metavar="EXE", help="Measure with this interpreter. Default: this one.")
+    min_effect: float | None = min_effect_option
+    budget: float | None = option(
         "--budget",
         type=Duration(least=1, most=86_400),
         help="Stop measuring one comparison after this time, without its preparation. Default: 120s.",
-    ),
-    click.option("--only-changed", is_flag=True, help="Do not time commits whose compiled kernels did not change."),
-    click.option(
+    )
+    only_changed: bool = flag("--only-changed", help="Do not time commits whose compiled kernels did not change.")
+    confidence: float = option(
         "--confidence",
         type=Percent(),
         default="95",
-        show_default=True,
-        metavar="PERCENT",
         help="Name a commit once the probability that it is the cause reaches this, in percent.",
-    ),
-    click.option(
+    )
+    package: str | None = option(
         "--package",
         metavar="NAME==FIRST..LAST",
         help="Search the releases of a package instead of commits: triton==3.6.0..3.8.0.",
-    ),
-)
-@click.option(
-    "--log",
-    "log_file",
-    type=click.Path(path_type=Path),
-    help="Keep the comparisons in this file, from which --resume continues.",
-)
-@click.option("--resume", is_flag=True, help="Continue an interrupted search: the newest one, or the one in --log.")
+    )
+
+
+@command()
 @wait_option()
-@output_formats
-@click.pass_context
 def bisect(
     context: click.Context,
-    good: str | None,
-    bad: str | None,
-    cell: BisectCell,
-    how: BisectOptions,
-    log_file: Path | None,
-    resume: bool,
-    form: Format,
+    good: str | None = argument(required=False),
+    bad: str | None = argument(required=False),
+    cell: BisectCell = options(BisectCell),
+    how: BisectOptions = options(BisectOptions),
+    log_file: Path | None = option(
+        "--log",
+        type=click.Path(path_type=Path),
+        help="Keep the comparisons in this file, from which --resume continues.",
+    ),
+    resume: bool = flag("--resume", help="Continue an interrupted search: the newest one, or the one in --log."),
+    form: Format = output_formats,
 ) -> None:
     """Find the commit between GOOD and BAD that made a kernel slower or less accurate.
 
@@ -213,8 +172,6 @@ def bisect(
     3   undecided: not resolved, GOOD or BAD fails, or several commits remain
     75  another command uses this device
     """
-    from groupbench.tracker.bisect.history import folder_of
-
     project = this_project(context)
     cell = replace(cell, plugins=project.plugins(cell.plugins))
     repository = folder_of(how.repo or project.folder)
@@ -248,9 +205,6 @@ def _search_of(
     resume: bool,
 ) -> tuple[Header, Path]:
     """Return the search and the log file: a new search, or the one to continue. Raises UsageError."""
-    from groupbench.tracker.bisect import history as bisect_git
-    from groupbench.tracker.bisect import log as bisect_log
-
     folder = bisect_git.log_folder(repository)
     if how.package and (good is not None or how.python):
         raise click.UsageError("--package searches releases: omit GOOD, BAD and --python", context)
@@ -269,9 +223,6 @@ def _header(
     context: click.Context, repository: Path, good: str, bad: str, cell: BisectCell, how: BisectOptions
 ) -> Header:
     """Return the search with every default filled in. The log refuses any other search."""
-    from groupbench.tracker.bisect import history as bisect_git
-    from groupbench.tracker.bisect.log import Header, bench_of
-
     first, last = bisect_git.resolve(repository, good), bisect_git.resolve(repository, bad)
     if first == last and not how.package:
         raise click.UsageError(f"GOOD and BAD are one commit, {first[:10]}; give two", context)
@@ -297,8 +248,6 @@ def _header(
 
 def _releases(context: click.Context, text: str | None) -> tuple[str | None, tuple[str, ...]]:
     """Return --package as (package, releases from oldest to newest). Raises ToolchainError."""
-    from groupbench.tracker.ab.toolchains import releases
-
     if text is None:
         return None, ()
     match = re.fullmatch(r"([A-Za-z0-9][A-Za-z0-9._-]*)==([^\s=]+?)\.\.([^\s=]+)", text)
@@ -313,9 +262,6 @@ def _cell_of_series(context: click.Context, cell: BisectCell, series: str) -> di
 
     Raises UsageError, QueryError.
     """
-    from groupbench.tracker.ab.result import timing_of
-    from groupbench.tracker.facts.errors import QueryError
-    from groupbench.tracker.query.filters import Filter
     from groupbench.tracker.query.series import find_series
 
     conflicting = [name for name in _CELL if getattr(cell, name) is not None]
@@ -338,8 +284,6 @@ def _cell_of_options(context: click.Context, cell: BisectCell) -> dict[str, Any]
 
 
 def _write(form: Format, done: Searched, path: Path) -> None:
-    from groupbench.tracker.bisect import report
-
     header, text = done.header, done.lines
     if form == "json":
         data = report.as_data(done.result, done.history, done.trace, header.metric, header.cell)
@@ -354,8 +298,6 @@ def _write(form: Format, done: Searched, path: Path) -> None:
 
 
 def _rows(result: BisectResult, history: History) -> Iterator[dict[str, Any]]:
-    from groupbench.tracker.bisect import report
-
     for culprit in (report.culprit_data(each, history) for each in result.culprits):
         for commit in culprit["commits"]:
             yield {**culprit, **commit, "note": culprit["note"] or ""}

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from groupbench.tracker.cli.options import CELL_FILTERS, filters, min_effect_option, reading
+from groupbench.tracker.cli.declared import argument, command, flag, group, option
+from groupbench.tracker.cli.options import CELL_FILTERS, min_effect_option, reading
 from groupbench.tracker.cli.output import (
     CELL,
     HOST,
@@ -53,30 +54,21 @@ WORSE = (Verdict.WRONG, Verdict.REGRESSED)
 CHANGED = (*WORSE, Verdict.IMPROVED)
 
 
-@click.command()
-@click.argument("a")
-@click.argument("b")
-@click.option("--force", is_flag=True, help="Also compare series whose environments differ.")
-@click.option("--only-changed", is_flag=True, help="List only series that are wrong, regressed or improved.")
-@click.option(
-    "--fail-on",
-    type=click.Choice([str(Verdict.REGRESSED.value)]),
-    help="Exit with code 1 if a series regressed or is wrong.",
-)
-@filters(*CELL_FILTERS)
-@min_effect_option
-@output_formats
-@click.pass_context
+@command()
 def compare(
     context: click.Context,
-    a: str,
-    b: str,
-    force: bool,
-    only_changed: bool,
-    fail_on: str | None,
-    where: Filter,
-    min_effect: float | None,
-    form: Format,
+    a: str = argument(),
+    b: str = argument(),
+    force: bool = flag("--force", help="Also compare series whose environments differ."),
+    only_changed: bool = flag("--only-changed", help="List only series that are wrong, regressed or improved."),
+    fail_on: str | None = option(
+        "--fail-on",
+        type=click.Choice([str(Verdict.REGRESSED.value)]),
+        help="Exit with code 1 if a series regressed or is wrong.",
+    ),
+    where: Filter = group(Filter, **CELL_FILTERS),
+    min_effect: float | None = min_effect_option,
+    form: Format = output_formats,
 ) -> None:
     """Compare two commits, runs or files, series by series.
 
@@ -95,6 +87,7 @@ def compare(
     Exit codes: 0 ok, 1 a regression under --fail-on, 2 usage error, 4 nothing can be compared.
     """
     from groupbench.tracker.compare import sides
+    from groupbench.tracker.compare.comparison import SeriesPair
     from groupbench.tracker.compare.comparison import compare as compare_sides
 
     files = sides.is_file(a) and sides.is_file(b)
@@ -107,7 +100,7 @@ def compare(
         write_json(_facts(result) | {"series": rows})
     elif form == "csv":
         say(head)
-        write_table(plain(_columns()), rows, form)
+        write_table(plain(SeriesPair.columns()), rows, form)
         say(_tail(result))
     else:
         click.echo(head + "\n")
@@ -123,21 +116,8 @@ def compare(
 def _facts(result: Comparison) -> dict[str, Any]:
     """Return a comparison's JSON without the series."""
     overall = result.overall
-    return {
-        "a": str(result.a),
-        "b": str(result.b),
-        "counts": result.counts,
-        "geometric_mean": result.geometric_mean,
-        "geometric_mean_interval": None if overall is None else [overall.low, overall.high],
-        "geometric_means": result.means(),
-        "differences": result.differences,
-    }
-
-
-def _columns() -> tuple[str, ...]:
-    from groupbench.tracker.compare.comparison import SeriesPair
-
-    return SeriesPair.columns()
+    bounds = None if overall is None else [overall.low, overall.high]
+    return {"a": str(result.a), "b": str(result.b), **result.facts(), "geometric_mean_interval": bounds}
 
 
 def _tail(result: Comparison) -> str:

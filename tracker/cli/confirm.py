@@ -5,21 +5,26 @@ from __future__ import annotations
 import sys
 import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from groupbench.tracker.ab.toolchains import Interpreters, interpreter_of
+from groupbench.tracker.cli.declared import argument, command, flag, option, options
 from groupbench.tracker.cli.here import is_step_of_another, recipe_of, this_project, wait_option
-from groupbench.tracker.cli.options import collected, plugins_option, setup_option, toolchain_option
-from groupbench.tracker.cli.output import say
+from groupbench.tracker.cli.options import plugins_option, setup_option, toolchain_option
+from groupbench.tracker.cli.output import Format, output_format, say, write_json
 from groupbench.tracker.facts.exits import ExitCode
+from groupbench.tracker.facts.identity import SHOWN
 from groupbench.tracker.facts.metrics import relative
 from groupbench.tracker.text.unchecked import unchecked_lines
 from groupbench.tracker.text.wording import printable, signed_change, signed_ends
 from groupbench.tracker.tools.parameters import Duration
 
 if TYPE_CHECKING:
+    from groupbench.tracker.ab.confirm import Confirmed
     from groupbench.tracker.judge.verdicts import Judged
     from groupbench.tracker.store.comparisons import Compared
 
@@ -28,53 +33,41 @@ if TYPE_CHECKING:
 class ConfirmOptions:
     """Options for the suspects, their commits and interpreters."""
 
-    repo: Path | None
-    budget: float
-    setup: str | None
-    base_python: Path | None
-    toolchain: str | None
-    plugins: tuple[str, ...]
-    install: bool
-    again: bool
-
-
-@click.command()
-@click.argument("run_id", required=False, metavar="[RUN]")
-@collected(
-    ConfirmOptions,
-    "how",
-    click.option(
+    repo: Path | None = option(
         "--repo",
         type=click.Path(path_type=Path),
         metavar="PATH",
         help="Repository with both commits. Default: the one of groupbench.toml, or this folder's.",
-    ),
-    click.option(
+    )
+    budget: float = option(
         "--budget",
         type=Duration(above=True),
         default="30m",
-        show_default=True,
         help="Begin no comparison after this time, and list unmeasured suspects.",
-    ),
-    setup_option,
-    click.option(
+    )
+    setup: str | None = setup_option
+    base_python: Path | None = option(
         "--base-python",
         type=click.Path(path_type=Path),
         metavar="FILE",
         help="Measure the earlier commits with this interpreter. Default: the one that measures the run's commit.",
-    ),
-    toolchain_option,
-    plugins_option,
-    click.option(
-        "--install",
-        is_flag=True,
-        help="If no interpreter has an old toolchain's packages, install them, and keep them for later.",
-    ),
-    click.option("--again", is_flag=True, help="Also measure suspects whose earlier A/B was inconclusive."),
-)
+    )
+    toolchain: str | None = toolchain_option
+    plugins: tuple[str, ...] = plugins_option
+    install: bool = flag(
+        "--install", help="If no interpreter has an old toolchain's packages, install them, and keep them for later."
+    )
+    again: bool = flag("--again", help="Also measure suspects whose earlier A/B was inconclusive.")
+
+
+@command()
 @wait_option()
-@click.pass_context
-def confirm(context: click.Context, run_id: str | None, how: ConfirmOptions) -> None:
+def confirm(
+    context: click.Context,
+    run_id: str | None = argument(required=False, metavar="[RUN]"),
+    how: ConfirmOptions = options(ConfirmOptions),
+    form: Format = output_format("table", "json"),
+) -> None:
     """Measure the suspects of RUN again: alternate between the run's commit and the one before the change.
 
     RUN is the start of a run's id. Default: the newest run.
@@ -93,7 +86,6 @@ def confirm(context: click.Context, run_id: str | None, how: ConfirmOptions) -> 
     75 another command uses this device.
     """
     from groupbench.tracker.ab import confirm as confirming
-    from groupbench.tracker.ab.toolchains import Interpreters, interpreter_of
     from groupbench.tracker.bisect.causes import Searches
     from groupbench.tracker.store.engine import open_store
 
@@ -112,20 +104,37 @@ def confirm(context: click.Context, run_id: str | None, how: ConfirmOptions) -> 
         search = Searches(store, context.obj, measuring, say, time.monotonic() + how.budget)
         done = confirming.confirm(
             store, measuring, run=run_id, budget_s=how.budget, again=how.again, repeat=True,
-            report=_report, say=say, search=search,
+            report=partial(_report, form), say=say, search=search,
         )  # fmt: skip
-        click.echo(printable(done.text))
-    for searched in search.done:
-        click.echo(printable(searched.lines[0]))
+    lines = [done.text, *(searched.lines[0] for searched in search.done)]
+    if form == "json":
+        write_json({"summary": lines[0], "decided": done.decided, "compared": _rows(done), "searches": lines[1:]})
+    else:
+        click.echo("\n".join(map(printable, lines)))
     if (done.compared or search.done) and not is_step_of_another(context):  # `night` runs the gate next
         say("the gate judges by these comparisons: run `groupbench gate`")
     context.exit(ExitCode.OK if done.decided else ExitCode.INCOMPLETE)
 
 
-def _report(row: Judged, compared: Compared) -> None:
-    effect, low, high = (relative(value) for value in (compared.effect, compared.low, compared.high))
+def _rows(done: Confirmed) -> list[dict[str, Any]]:
+    """Return the comparisons for JSON."""
+    return [
+        {"series": row.series.pk, **{name: getattr(row.series, name) for name in SHOWN}, "metric": row.what}
+        | {name: getattr(one, name) for name in ("verdict", "base", "head", "base_ms", "head_ms", "pairs", "message")}
+        | dict(zip(("change", "change_low", "change_high"), _changes(one), strict=True))
+        for row, one in done.compared
+    ]
+
+
+def _changes(compared: Compared) -> tuple[float | None, ...]:
+    return tuple(relative(value) for value in (compared.effect, compared.low, compared.high))
+
+
+def _report(form: Format, row: Judged, compared: Compared) -> None:
+    effect, low, high = _changes(compared)
     ends = f" ({signed_ends(low, high, ' .. ')})" if low is not None and high is not None else ""
     change = f" {signed_change(effect)}{ends}" if effect is not None else ""
     reason = "; ".join([*filter(None, [compared.message]), *unchecked_lines(compared.unchecked)])
     commits = f"{compared.base[:10]}..{compared.head[:10]}"
-    click.echo(printable(f"{compared.verdict}{change} {commits} {row.series}{reason and f': {reason}'}"))
+    line = f"{compared.verdict}{change} {commits} {row.series}{reason and f': {reason}'}"
+    click.echo(printable(line), err=form == "json")

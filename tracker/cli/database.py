@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from groupbench.tracker.cli.declared import argument, command, flag, option
 from groupbench.tracker.cli.options import limit_option, reading
 from groupbench.tracker.cli.output import Column, Format, output_formats, write_table
 from groupbench.tracker.facts.errors import DamageError
@@ -20,14 +21,15 @@ if TYPE_CHECKING:
     from sqlalchemy.orm import Session
 
 
-@click.command()
-@click.argument("statement")
-@click.option(
-    "-p", "--param", "params", nargs=2, multiple=True, metavar="NAME VALUE", help="Value of :NAME in the statement."
-)
-@output_formats
-@click.pass_obj
-def sql(db: str, statement: str, params: tuple[tuple[str, str], ...], form: Format) -> None:
+@command()
+def sql(
+    db: str,
+    statement: str = argument(),
+    params: tuple[tuple[str, str], ...] = option(
+        "-p", "--param", nargs=2, multiple=True, metavar="NAME VALUE", help="Value of :NAME in the statement."
+    ),
+    form: Format = output_formats,
+) -> None:
     """Run one read-only SQL statement on a SQLite file. docs/reference/schema.md describes the tables."""
     from groupbench.tracker.store.sql import ask
 
@@ -48,15 +50,22 @@ def _for_json(value: Any) -> Any:
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
-@click.command()
-@click.option("--all", "all_days", type=Number(0), default=90, show_default=True, metavar="DAYS",
-              help="Keep every point of the newest DAYS days.")  # fmt: skip
-@click.option("--every", "every_days", type=Number(1), default=7, show_default=True, metavar="DAYS",
-              help="Of the older points, keep those of one nightly run every DAYS days.")  # fmt: skip
-@click.option("--apply", "really", is_flag=True, help="Remove the points.")
-@click.option("--compact", is_flag=True, help="With --apply, return the free space to the file system (SQLite only).")
-@click.pass_obj
-def prune(db: str, all_days: int, every_days: int, really: bool, compact: bool) -> None:
+@command()
+def prune(
+    db: str,
+    all_days: int = option(
+        "--all", type=Number(0), default=90, metavar="DAYS", help="Keep every point of the newest DAYS days."
+    ),
+    every_days: int = option(
+        "--every",
+        type=Number(1),
+        default=7,
+        metavar="DAYS",
+        help="Of the older points, keep those of one nightly run every DAYS days.",
+    ),
+    really: bool = flag("--apply", help="Remove the points."),
+    compact: bool = flag("--compact", help="With --apply, return the free space to the file system (SQLite only)."),
+) -> None:
     """Remove some of the old points. Without --apply, only print how many.
 
     These points always stay: alerts' evidence, pinned commits' points, and the first and last point in each
@@ -94,10 +103,8 @@ def prune(db: str, all_days: int, every_days: int, really: bool, compact: bool) 
             store.compact()
 
 
-@click.command()
-@click.argument("file", type=click.Path(path_type=Path))
-@click.pass_obj
-def backup(db: str, file: Path) -> None:
+@command()
+def backup(db: str, file: Path = argument(type=click.Path(path_type=Path))) -> None:
     """Copy the database to FILE, even while it is in use. An existing file is never overwritten.
 
     The copy is a single consistent SQLite file. For PostgreSQL, use pg_dump.
@@ -110,11 +117,12 @@ def backup(db: str, file: Path) -> None:
         click.echo(printable(f"{file}: {size:,} bytes, a copy of {store.name}"))
 
 
-@click.command()
-@click.option("--quick", is_flag=True, help="Skip the hashes of the results, which take most of the time.")
-@limit_option("Number of problems to list.", default=20)
-@click.pass_context
-def verify(context: click.Context, quick: bool, limit: int) -> None:
+@command()
+def verify(
+    context: click.Context,
+    quick: bool = flag("--quick", help="Skip the hashes of the results, which take most of the time."),
+    limit: int = limit_option("Number of problems to list.", default=20),
+) -> None:
     """Check the database file, the references between its tables, and every hash.
 
     Exit codes: 0 no problems, 1 problems found, 2 usage error.
@@ -149,10 +157,8 @@ def verify(context: click.Context, quick: bool, limit: int) -> None:
     click.echo(f"VERIFY ok: {counted(number, 'point')}" + (", hashes not checked" if quick else ""))
 
 
-@click.command()
-@click.argument("other", metavar="FILE|URL")
-@click.pass_obj
-def merge(db: str, other: str) -> None:
+@command()
+def merge(db: str, other: str = argument(metavar="FILE|URL")) -> None:
     """Add every point of another database to this one, which is created if it does not exist.
 
     Either everything is added or nothing. Points in both databases are skipped. A run with two

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import asdict
 
 import click
 
+from groupbench.tracker.cli.declared import command
 from groupbench.tracker.cli.output import Column, Format, output_formats, write_json, write_table
+from groupbench.tracker.doctor.check import Check
+from groupbench.tracker.doctor.checkup import Checkup, examine
 from groupbench.tracker.facts.exits import ExitCode
 from groupbench.tracker.text.wording import counted, printable
-
-if TYPE_CHECKING:
-    from groupbench.tracker.doctor.check import Check
-    from groupbench.tracker.doctor.checkup import Checkup
-
 
 FACTS = (
     Column("", "area"),
@@ -28,10 +26,8 @@ ALL = (
 )
 
 
-@click.command()
-@output_formats
-@click.pass_context
-def doctor(context: click.Context, form: Format) -> None:
+@command()
+def doctor(context: click.Context, form: Format = output_formats) -> None:
     """Check this machine and suggest improvements for measuring on it, with a command for each.
 
     Checks the GPUs (clocks, power, other processes, throttling), whether torch, triton and helion work together, the
@@ -39,10 +35,6 @@ def doctor(context: click.Context, form: Format) -> None:
 
     Exit codes: 0 something can be measured, 1 nothing can be measured, 2 usage error.
     """
-    from dataclasses import asdict
-
-    from groupbench.tracker.doctor.checkup import examine
-
     checkup = examine(context.obj)
     if form == "json":
         write_json(checkup.flat())
@@ -55,8 +47,6 @@ def doctor(context: click.Context, form: Format) -> None:
 
 def _write(checkup: Checkup) -> None:
     """Print the summary, then problems and improvements, then every check."""
-    from dataclasses import asdict
-
     click.echo(printable(_summary(checkup)))
     for level, title in (("broken", "Problems to fix"), ("better", "Possible improvements")):
         findings = [finding for finding in checkup.findings if finding.level == level]

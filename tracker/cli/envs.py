@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import click
 
-from groupbench.tracker.cli.options import HARDWARE_FILTER, filters, reading
+from groupbench.tracker.cli.declared import argument, command, group
+from groupbench.tracker.cli.options import HARDWARE_FILTER, reading
 from groupbench.tracker.cli.output import Column, Format, output_formats, plain, say, write_rows, write_table
+from groupbench.tracker.facts.environment import declared
 from groupbench.tracker.query.filters import Filter
+from groupbench.tracker.query.rows import EnvironmentSummary
 from groupbench.tracker.text.wording import date
 
 COLUMNS = (
@@ -20,20 +23,19 @@ COLUMNS = (
 )
 
 
-@click.command()
-@click.argument("pair", nargs=-1, metavar="[A B]")
-@filters(HARDWARE_FILTER)
-@output_formats
-@click.pass_obj
-def envs(db: str, pair: tuple[str, ...], where: Filter, form: Format) -> None:
+@command()
+def envs(
+    db: str,
+    pair: tuple[str, ...] = argument(nargs=-1, metavar="[A B]"),
+    where: Filter = group(Filter, **HARDWARE_FILTER),
+    form: Format = output_formats,
+) -> None:
     """List the environments, or the differences between A and B.
 
     A and B are prefixes of environment ids. A change in any declared field makes a new environment. `compare`
     and `history`'s Δ stay within one environment. The gate also compares one machine's toolchains.
     """
-    from groupbench.tracker.facts.environment import declared
     from groupbench.tracker.query import listing
-    from groupbench.tracker.query.rows import EnvironmentSummary
 
     if len(pair) not in (0, 2):
         raise click.UsageError("give two environments or none")

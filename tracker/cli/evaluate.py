@@ -3,60 +3,44 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import click
 
+from groupbench.tracker.ab.evaluate import Evaluation, Evaluator, exit_code
 from groupbench.tracker.cli.ab import progress_line
+from groupbench.tracker.cli.declared import argument, command, option, options
 from groupbench.tracker.cli.here import this_project, wait_option
-from groupbench.tracker.cli.options import CELL_BUDGET, MIN_EFFECT_SAME, CellChoice, Percent, cell_choice, collected
+from groupbench.tracker.cli.options import CELL_BUDGET, MIN_EFFECT_SAME, CellChoice, Percent, cell_choice
 from groupbench.tracker.cli.output import Format, output_format, write_json
+from groupbench.tracker.facts.errors import TrackerError
 from groupbench.tracker.text.unchecked import unchecked_lines
 from groupbench.tracker.text.wording import counted, milliseconds, printable
 from groupbench.tracker.tools.parameters import Duration
-
-if TYPE_CHECKING:
-    from groupbench.tracker.ab.evaluate import Evaluation
 
 
 @dataclass(frozen=True)
 class EvaluateOptions:
     """Options for the time per cell and the smallest relevant change."""
 
-    budget: float
-    min_effect: float
-    timeout: float
-
-
-@click.command()
-@click.argument("candidate")
-@click.option("--against", metavar="NAME", help="Backend to compare with. Default: the operator's baseline.")
-@cell_choice("Evaluate only", "the operator's first shape", required=False)
-@collected(
-    EvaluateOptions,
-    "how",
-    click.option("--budget", type=Duration(least=1, most=86_400), default="15s", show_default=True, help=CELL_BUDGET),
-    click.option(
-        "--min-effect", type=Percent(), default="1", metavar="PERCENT", show_default=True, help=MIN_EFFECT_SAME
-    ),
-    click.option(
+    budget: float = option("--budget", type=Duration(least=1, most=86_400), default="15s", help=CELL_BUDGET)
+    min_effect: float = option("--min-effect", type=Percent(), default="1", help=MIN_EFFECT_SAME)
+    timeout: float = option(
         "--timeout",
         type=Duration(least=1, most=1e6),
         default="120s",
-        show_default=True,
         help="Fail a cell that does not answer within this time, such as while it is prepared.",
-    ),
-)
+    )
+
+
+@command()
 @wait_option()
-@output_format("table", "json")
-@click.pass_context
 def evaluate(
     context: click.Context,
-    candidate: str,
-    against: str | None,
-    choice: CellChoice,
-    how: EvaluateOptions,
-    form: Format,
+    candidate: str = argument(),
+    against: str | None = option("--against", help="Backend to compare with. Default: the operator's baseline."),
+    choice: CellChoice = cell_choice("Evaluate only", "the operator's first shape", required=False),
+    how: EvaluateOptions = options(EvaluateOptions),
+    form: Format = output_format("table", "json"),
 ) -> None:
     """Check whether CANDIDATE, a Python file with a backend, is correct, honest and faster than the baseline.
 
@@ -75,9 +59,6 @@ def evaluate(
     With --format json, stdout has an answer for every outcome. After a usage error, it is an object with the verdict
     `refused` and the problem.
     """
-    from groupbench.tracker.ab.evaluate import exit_code
-    from groupbench.tracker.facts.errors import TrackerError
-
     try:
         evaluations = _evaluations(context, candidate, against, choice, how)
     except (TrackerError, click.UsageError) as error:
@@ -94,8 +75,6 @@ def evaluate(
 def _evaluations(
     context: click.Context, candidate: str, against: str | None, choice: CellChoice, how: EvaluateOptions
 ) -> list[Evaluation]:
-    from groupbench.tracker.ab.evaluate import Evaluator
-
     project = this_project(context)
     with Evaluator(
         project.placed_plugins(choice.plugins),

@@ -10,16 +10,18 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from groupbench.tracker.cli.options import CELL_FILTERS, filters, reading
+from groupbench.tracker import project
+from groupbench.tracker.cli.declared import argument, command, group, option
+from groupbench.tracker.cli.options import CELL_FILTERS, reading
 from groupbench.tracker.cli.output import Column, Format, output_formats, say, write_json, write_table
 from groupbench.tracker.facts.exits import ExitCode
+from groupbench.tracker.facts.kernel_files import FOLDER, KernelFolder
 from groupbench.tracker.query.filters import Filter
 from groupbench.tracker.text.wording import printable, signed_change
 from groupbench.tracker.tools.parameters import Number
 
 if TYPE_CHECKING:
     from groupbench.tracker.compare.explanation import CellGroup, Explanation, ProfilePair
-    from groupbench.tracker.facts.kernel_files import KernelFolder
 
 MOST_GROUPS = 10
 """Most groups of cells that are printed."""
@@ -29,28 +31,26 @@ OPERATIONS = 8
 """Most operations listed in the summary line of a diff."""
 
 
-@click.command()
-@click.argument("a")
-@click.argument("b", required=False)
-@filters(*CELL_FILTERS)
-@click.option("--against", metavar="BACKEND", help="Compare with this backend in B, or in A if B is omitted.")
-@click.option(
-    "--kernels", "folder", type=click.Path(path_type=Path), envvar="GROUPBENCH_KERNELS", show_envvar=True,
-    help="Folder with the kernels' code. Default: `kernels` next to the records, or in this folder.",
-)  # fmt: skip
-@click.option("--lines", type=Number(0), default=30, show_default=True, metavar="N",
-              help="Number of lines to show of each diff; 0 shows none.")  # fmt: skip
-@output_formats
-@click.pass_context
+@command()
 def explain(
     context: click.Context,
-    a: str,
-    b: str | None,
-    where: Filter,
-    against: str | None,
-    folder: Path | None,
-    lines: int,
-    form: Format,
+    a: str = argument(),
+    b: str | None = argument(required=False),
+    where: Filter = group(Filter, **CELL_FILTERS),
+    against: str | None = option(
+        "--against", metavar="BACKEND", help="Compare with this backend in B, or in A if B is omitted."
+    ),
+    folder: Path | None = option(
+        "--kernels",
+        type=click.Path(path_type=Path),
+        envvar="GROUPBENCH_KERNELS",
+        show_envvar=True,
+        help="Folder with the kernels' code. Default: `kernels` next to the records, or in this folder.",
+    ),
+    lines: int = option(
+        "--lines", type=Number(0), default=30, help="Number of lines to show of each diff; 0 shows none."
+    ),
+    form: Format = output_formats,
 ) -> None:
     """Explain how the kernels of A and B differ: show configs, static facts and code next to each other.
 
@@ -69,7 +69,6 @@ def explain(
     """
     from groupbench.tracker.compare.explanation import explain as explain_sides
     from groupbench.tracker.compare.sides import find_side, find_sides, is_file, narrowed_side
-    from groupbench.tracker.facts.kernel_files import KernelFolder
 
     if b is None and against is None:
         raise click.UsageError("give B, or a backend with --against")
@@ -97,9 +96,6 @@ def explain(
 
 def kernel_folder() -> Path:
     """Return the folder with the kernels' code: next to the records, or in this folder."""
-    from groupbench.tracker import project
-    from groupbench.tracker.facts.kernel_files import FOLDER
-
     here = project.load()
     next_to_records = Path(here.place(os.environ.get("GROUPBENCH_RECORDS") or here.settings.records)) / FOLDER
     return next_to_records if next_to_records.is_dir() else Path(FOLDER)
@@ -110,16 +106,16 @@ def _write(explanation: Explanation, kernels: KernelFolder, lines: int, form: Fo
 
     for text in explanation.loaded_texts:
         click.echo(printable(text))
-    for group in explanation.groups[:MOST_GROUPS]:
-        click.echo(printable(f"{group.text} ({group.effect})"))
-        _write_source(source_changes(group, kernels))
+    for cells in explanation.groups[:MOST_GROUPS]:
+        click.echo(printable(f"{cells.text} ({cells.effect})"))
+        _write_source(source_changes(cells, kernels))
     if len(explanation.groups) > MOST_GROUPS:
         click.echo(f"and {len(explanation.groups) - MOST_GROUPS} more groups; --format json lists all")
     click.echo(printable(explanation.head))
     if explanation.environment:
         click.echo(printable(f"environment: {'; '.join(explanation.environment)}"))
-    for group in explanation.groups[:MOST_GROUPS]:
-        _write_group(group, kernels, lines, form)
+    for cells in explanation.groups[:MOST_GROUPS]:
+        _write_group(cells, kernels, lines, form)
     for pair in explanation.profiles[:MOST_GROUPS]:
         _write_profiles(pair, form)
     if len(explanation.profiles) > MOST_GROUPS:

@@ -3,34 +3,34 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 import click
 
+from groupbench.tracker.cli.declared import argument, command, option
 from groupbench.tracker.cli.options import reading
 from groupbench.tracker.cli.output import say
+from groupbench.tracker.facts.errors import StoreError
+from groupbench.tracker.text.files import whole_file
 from groupbench.tracker.text.wording import counted, printable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from sqlalchemy.orm import Session
 
 FORMATS = ("jsonl", "csv", "v3", "bencher", "github-action")
 _SUFFIXES = {".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv"}
 
 
-@click.command()
-@click.argument("file", metavar="FILE")
-@click.option(
-    "--format",
-    "form",
-    type=click.Choice(FORMATS),
-    help="Format to write. Default: by the ending of FILE, jsonl for `-`.",
-)
-@click.pass_obj
-def export(db: str, file: str, form: str | None) -> None:
+@command()
+def export(
+    db: str,
+    file: str = argument(metavar="FILE"),
+    form: str | None = option(
+        "--format", type=click.Choice(FORMATS), help="Format to write. Default: by the ending of FILE, jsonl for `-`."
+    ),
+) -> None:
     """Write every point to FILE; `-` is stdout.
 
     \b
@@ -42,9 +42,6 @@ def export(db: str, file: str, form: str | None) -> None:
 
     An existing FILE is replaced once the export is complete.
     """
-    from groupbench.tracker.facts.errors import StoreError
-    from groupbench.tracker.text.files import whole_file
-
     ending = "jsonl" if file == "-" else None
     form = form or _SUFFIXES.get(Path(file).suffix.lower(), ending)
     if form is None:

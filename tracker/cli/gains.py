@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import subprocess
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import click
 import msgspec
 
+from groupbench.tracker.cli.declared import command, group, option
 from groupbench.tracker.cli.here import traffic_of
-from groupbench.tracker.cli.options import CELL_FILTERS, filters, reading
+from groupbench.tracker.cli.options import CELL_FILTERS, reading
 from groupbench.tracker.cli.output import CELL, Column, Format, output_formats, say, write_rows
 from groupbench.tracker.facts.exits import ExitCode
 from groupbench.tracker.facts.programs import own_program
 from groupbench.tracker.query.filters import Filter
+from groupbench.tracker.query.gains import CANARY, Gain
+from groupbench.tracker.query.gains import gains as find
+from groupbench.tracker.query.rows import PointRow
 from groupbench.tracker.text.wording import milliseconds, no_such
-
-if TYPE_CHECKING:
-    from groupbench.tracker.query.rows import PointRow
 
 MODULE = "groupbench.operators.layers"
 
@@ -34,17 +34,19 @@ COLUMNS = (
 )
 
 
-@click.command()
-@click.option("--run", "run_id", metavar="ID", help="Use the run whose id starts with ID. Default: the newest run.")
-@click.option(
-    "--layer",
-    metavar="NAME",
-    help="Include only the products of one layer of a public model, such as qwen3_30b_prefill or dsv3_decode.",
-)
-@filters(*CELL_FILTERS)
-@output_formats
-@click.pass_context
-def gains(context: click.Context, run_id: str | None, layer: str | None, where: Filter, form: Format) -> None:
+@command()
+def gains(
+    context: click.Context,
+    run_id: str | None = option(
+        "--run", metavar="ID", help="Use the run whose id starts with ID. Default: the newest run."
+    ),
+    layer: str | None = option(
+        "--layer",
+        help="Include only the products of one layer of a public model, such as qwen3_30b_prefill or dsv3_decode.",
+    ),
+    where: Filter = group(Filter, **CELL_FILTERS),
+    form: Format = output_formats,
+) -> None:
     """List the problems of a run by the possible gain per call, largest first.
 
     A problem's speed of light is the latency of an optimal kernel. It moves the problem's bytes and computes the
@@ -65,8 +67,6 @@ def gains(context: click.Context, run_id: str | None, layer: str | None, where: 
 
     Exit codes: 0 ok, 2 usage error, 3 no cell, or not every layer product, has a known speed of light.
     """
-    from groupbench.tracker.query.gains import CANARY, Gain
-    from groupbench.tracker.query.gains import gains as find
     from groupbench.tracker.query.points import points_of_run, points_of_state
     from groupbench.tracker.query.resolve import find_run
 

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from groupbench.tracker.cli.declared import command, flag, option
 from groupbench.tracker.cli.here import program_of, this_project, traffic_of, without_collections
-from groupbench.tracker.cli.options import min_effect_option
+from groupbench.tracker.cli.options import min_effect_option, reading, writing
 from groupbench.tracker.cli.output import (
     APART,
     CELL,
@@ -25,8 +26,10 @@ from groupbench.tracker.cli.output import (
     write_with_details,
 )
 from groupbench.tracker.facts.exits import ExitCode
-from groupbench.tracker.outputs import FORMATS
+from groupbench.tracker.outputs import FORMATS, OutputTarget, parse, write
+from groupbench.tracker.text import repro
 from groupbench.tracker.text.wording import printable
+from groupbench.tracker.tools import git
 from groupbench.tracker.tools.parameters import Number
 
 if TYPE_CHECKING:
@@ -34,7 +37,6 @@ if TYPE_CHECKING:
 
     from groupbench.tracker.judge.incident_moves import Updated
     from groupbench.tracker.judge.verdicts import Gate, Judged
-    from groupbench.tracker.outputs import OutputTarget
     from groupbench.tracker.outputs.result import GateResult
     from groupbench.tracker.query.traffic import Traffic
 
@@ -51,66 +53,48 @@ def without_end(text: str) -> str:
 
 
 COLUMNS = (
-    Column("verdict", "verdict"),
-    Column("metric", "metric"),
+    *plain(("verdict", "metric")),
     *(replace(column, varies=column.key in ("mode", "dtype")) for column in CELL),
     *APART,
-    Column("was", "was", right=True),
-    Column("now", "now", right=True),
-    Column("change", "change", right=True),
+    *plain(("was", "now", "change"), right=True),
 )
 DETAILS = Column("details", "details", without_end)
 
 
-@click.command()
-@click.option(
-    "--run",
-    "run_id",
-    metavar="ID",
-    help="Judge the run whose id starts with ID. Default: the newest run.",
-)
-@min_effect_option
-@click.option(
-    "--strict",
-    is_flag=True,
-    help="Fail on acknowledged regressions (exit code 1) and on series too new or too noisy to judge (exit code 3).",
-)
-@click.option(
-    "--window",
-    type=Number(3),
-    default=100,
-    show_default=True,
-    metavar="N",
-    help="Judge a series by at most this many earlier results.",
-)
-@click.option(
-    "--why",
-    metavar="SERIES",
-    help="Print the evidence about a series and the rule that decided: its number in `list series`, or words of it.",
-)
-@click.option("--update", is_flag=True, help="Open incidents for new regressions and close fixed ones.")
-@click.option(
-    "-o",
-    "--output",
-    "outputs",
-    multiple=True,
-    metavar="FORMAT[=FILE]",
-    help=f"Also write the verdict for CI; may be repeated: {', '.join(FORMATS)}.",
-)
-@click.option("--always", is_flag=True, help="Send the webhook even if nothing changed.")
-@output_formats
-@click.pass_context
+@command()
 def gate(
     context: click.Context,
-    run_id: str | None,
-    min_effect: float | None,
-    strict: bool,
-    window: int,
-    why: str | None,
-    update: bool,
-    outputs: tuple[str, ...],
-    always: bool,
-    form: Format,
+    run_id: str | None = option(
+        "--run", metavar="ID", help="Judge the run whose id starts with ID. Default: the newest run."
+    ),
+    min_effect: float | None = min_effect_option,
+    strict: bool = flag(
+        "--strict",
+        help="Fail on acknowledged regressions (exit code 1) and on series too new or too noisy to judge "
+        "(exit code 3).",
+    ),
+    window: int = option(
+        "--window",
+        type=Number(3),
+        default=100,
+        help="Judge a series by at most this many earlier results.",
+    ),
+    why: str | None = option(
+        "--why",
+        metavar="SERIES",
+        help="Print the evidence about a series and the rule that decided: its number in `list series`, or words "
+        "of it.",
+    ),
+    update: bool = flag("--update", help="Open incidents for new regressions and close fixed ones."),
+    outputs: tuple[str, ...] = option(
+        "-o",
+        "--output",
+        multiple=True,
+        metavar="FORMAT[=FILE]",
+        help=f"Also write the verdict for CI; may be repeated: {', '.join(FORMATS)}.",
+    ),
+    always: bool = flag("--always", help="Send the webhook even if nothing changed."),
+    form: Format = output_formats,
 ) -> None:
     """Judge the newest run; the exit code is the verdict.
 
@@ -131,14 +115,11 @@ def gate(
     """
     without_collections(context)
     from groupbench.tracker.judge import gate as gates
-    from groupbench.tracker.outputs import write
     from groupbench.tracker.query.resolve import find_run
-    from groupbench.tracker.store.engine import open_store
-    from groupbench.tracker.tools import git
 
     targets, traffic = _targets(outputs), traffic_of(context)
     updated = None
-    with open_store(context.obj, create=False) as store, store.write() if update else store.read() as session:
+    with (writing if update else reading)(context.obj) as session:
         run = find_run(session, run_id)
         judged = gates.judge_run(
             session,
@@ -197,8 +178,6 @@ def _explain(judged: Gate, why: str) -> None:
 
 def _targets(outputs: tuple[str, ...]) -> list[OutputTarget]:
     """Return the parsed `-o` options, before anything is judged. Raises UsageError, OutputError."""
-    from groupbench.tracker.outputs import parse
-
     targets = [parse(text) for text in outputs]
     files = [Path(target.place).absolute() for target in targets if target.form != "webhook"]
     for file in files:
@@ -253,8 +232,6 @@ def _searches(rows: Iterable[Judged], program: list[str]) -> list[str]:
 
     Ranges whose ends git does not know here are left out, and those in which a search has named a commit.
     """
-    from groupbench.tracker.text import repro
-
     commands: dict[tuple[object, ...], str] = {}
     searched: set[tuple[object, ...]] = set()
     for row in rows:

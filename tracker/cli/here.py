@@ -14,7 +14,9 @@ import click
 from click.core import ParameterSource
 
 from groupbench.tracker.ab.worktree import Recipe
+from groupbench.tracker.night.measuring import ensure_alone
 from groupbench.tracker.project import Project, in_seconds, load
+from groupbench.tracker.tools.git import user
 from groupbench.tracker.tools.lease import LONGEST_WAIT_S, URGENT_WAIT_S, WAITING, device_of, elsewhere
 from groupbench.tracker.tools.parameters import Duration
 
@@ -101,8 +103,6 @@ def hold_device(context: click.Context, device: str) -> Path:
 
     Print nothing before: the process that holds the device begins the command again.
     """
-    from groupbench.tracker.night.measuring import ensure_alone
-
     lock = ensure_alone(device, sys.argv[1:])
     context.with_resource(elsewhere(device_of(lock), gives_way=True))(WAITING.first_s)
     return lock
@@ -136,8 +136,6 @@ def program_of(context: click.Context) -> list[str]:
 
 def person() -> str:
     """Return the name to record with a change: GIT_AUTHOR_NAME, git's user, or the login name."""
-    from groupbench.tracker.tools.git import user
-
     return os.environ.get("GIT_AUTHOR_NAME") or user() or os.environ.get("USER") or "unknown"
 
 

@@ -7,7 +7,9 @@ from typing import Any
 
 import click
 
-from groupbench.tracker.cli.options import CELL_FILTERS, RUN_FILTERS, filters, limit_option, reading
+from groupbench.tracker.cli.declared import command, flag, group, option
+from groupbench.tracker.cli.history_plot import check, draw_history
+from groupbench.tracker.cli.options import CELL_FILTERS, RUN_FILTERS, limit_option, reading
 from groupbench.tracker.cli.output import (
     APART,
     CELL,
@@ -22,6 +24,7 @@ from groupbench.tracker.cli.output import (
 )
 from groupbench.tracker.facts.metrics import METRICS, QUANTITIES
 from groupbench.tracker.query.filters import Filter
+from groupbench.tracker.query.rows import HistoryRow
 from groupbench.tracker.text.wording import (
     commit_text,
     date,
@@ -32,6 +35,7 @@ from groupbench.tracker.text.wording import (
     times,
     yes_or_no,
 )
+from groupbench.tracker.tools import git
 
 _SERIES = (
     Column("measured", "started", date),
@@ -70,8 +74,7 @@ def metric_columns(name: str) -> tuple[Column, ...]:
 
 
 _REST = (
-    Column("status", "status"),
-    Column("timing", "timing"),
+    *plain(("status", "timing")),
     Column("environment changed", "environment_changed", "; ".join, wraps=True),
     Column("loaded", "loaded_changed", "; ".join, wraps=True),
     Column("message", "message", wraps=True),
@@ -95,32 +98,25 @@ class Metrics(click.ParamType[tuple[str, ...]]):
         return tuple(dict.fromkeys(names))
 
 
-@click.command()
-@filters(*CELL_FILTERS, *RUN_FILTERS)
-@click.option("--all", "all_branches", is_flag=True, help="Show the results of every branch.")
-@click.option("--baseline", metavar="BACKEND", help="Show the speed-up over this backend in the same run.")
-@click.option(
-    "--metrics",
-    type=Metrics(),
-    metavar="LIST",
-    help="Metrics to show, joined by commas; `tritonbench --list-metrics` lists them. Also `speedup` (with --baseline) "
-    "and `accuracy`. JSON and CSV always include all of them.",
-)
-@click.option("--ids", is_flag=True, help="Show each point's id, as `groupbench show` takes it.")
-@limit_option("Show only the newest N points of each series.")
-@click.option("--plot", is_flag=True, help="Plot the first metric in the terminal.")
-@output_formats
-@click.pass_obj
+@command()
 def history(
     db: str,
-    where: Filter,
-    all_branches: bool,
-    baseline: str | None,
-    metrics: tuple[str, ...] | None,
-    ids: bool,
-    limit: int | None,
-    plot: bool,
-    form: Format,
+    where: Filter = group(Filter, **CELL_FILTERS, **RUN_FILTERS),
+    all_branches: bool = flag("--all", help="Show the results of every branch."),
+    baseline: str | None = option(
+        "--baseline", metavar="BACKEND", help="Show the speed-up over this backend in the same run."
+    ),
+    metrics: tuple[str, ...] | None = option(
+        "--metrics",
+        type=Metrics(),
+        metavar="LIST",
+        help="Metrics to show, joined by commas; `tritonbench --list-metrics` lists them. Also `speedup` (with "
+        "--baseline) and `accuracy`. JSON and CSV always include all of them.",
+    ),
+    ids: bool = flag("--ids", help="Show each point's id, as `groupbench show` takes it."),
+    limit: int | None = limit_option("Show only the newest N points of each series."),
+    plot: bool = flag("--plot", help="Plot the first metric in the terminal."),
+    form: Format = output_formats,
 ) -> None:
     """Show how each series changed from commit to commit.
 
@@ -131,14 +127,10 @@ def history(
     differ from those that the previous result's process loaded.
     """
     from groupbench.tracker.query import history as histories
-    from groupbench.tracker.query.rows import HistoryRow
-    from groupbench.tracker.tools import git
 
     if metrics and "speedup" in metrics and baseline is None:
         raise click.UsageError("--metrics speedup requires --baseline BACKEND")
     if plot:
-        from groupbench.tracker.cli.history_plot import check
-
         check(form)
     with reading(db) as session:
         lines = histories.history(
@@ -155,8 +147,6 @@ def history(
         say(note)
     rows = [row.flat() for row in lines.rows]
     if plot:
-        from groupbench.tracker.cli.history_plot import draw_history
-
         draw_history(rows, lines.runs, (metrics or ("latency",))[0])
         return
     if form in ("json", "csv"):

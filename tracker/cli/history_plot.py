@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from groupbench.tracker.cli.output import say
+from groupbench.tracker.facts.grouping import grouped
 from groupbench.tracker.facts.identity import PROBLEM
 from groupbench.tracker.facts.metrics import METRICS, RMS, named
 from groupbench.tracker.text.wording import commit_text, printable
@@ -53,9 +54,7 @@ def trends(rows: Sequence[dict[str, Any]], order: Sequence[str], metric: str) ->
     """
     place = {run: i for i, run in enumerate(order)}
     key, unit = drawn(metric)
-    problems: dict[tuple[str, ...], list[dict[str, Any]]] = {}
-    for row in rows:
-        problems.setdefault(tuple(str(row[name]) for name in PROBLEM), []).append(row)
+    problems = grouped(rows, lambda row: tuple(str(row[name]) for name in PROBLEM))
     varying = {i for i in range(4, 8) if len({problem[i] for problem in problems}) > 1}
     panels = []
     for problem, points in problems.items():

@@ -5,25 +5,29 @@ from __future__ import annotations
 import gc
 import re
 import sys
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from groupbench.tracker.cli.options import BACKEND, DTYPE, OPERATOR, When, collected
-from groupbench.tracker.formats import FORMATS, Options
+from groupbench.tracker.cli.declared import argument, command, flag, group, option
+from groupbench.tracker.cli.options import When, reading
+from groupbench.tracker.facts.errors import IngestError, StoreError, TrackerError
+from groupbench.tracker.facts.record import encode
+from groupbench.tracker.facts.vocabulary import BACKEND, DTYPE, OPERATOR
+from groupbench.tracker.formats import FORMATS, Options, described, load, losses_of
+from groupbench.tracker.formats.sources import Given, arguments_of
 from groupbench.tracker.text.cells import json_for
 from groupbench.tracker.text.wording import counted, printable, some
+from groupbench.tracker.tools import git
+from groupbench.tracker.tools.progress import Progress
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     from groupbench.tracker.formats.loading import Prepared, Stored, Summary
-    from groupbench.tracker.formats.sources import Given
     from groupbench.tracker.store.engine import Store
     from groupbench.tracker.store.ingest import Ingested
-    from groupbench.tracker.tools.progress import Progress
 
 MOST_NOTES = 3
 """Largest number of printed notes of one kind for an argument."""
@@ -54,8 +58,6 @@ class Mapping(click.ParamType[dict[str, str]]):
 
 def _known_commit(context: click.Context, parameter: click.Parameter, text: str | None) -> str | None:
     """Return a commit's full hash, or one of another repository as it is. Raises BadParameter for any other name."""
-    from groupbench.tracker.tools import git
-
     word = _one_word(context, parameter, text)
     if word is None or (full := git.rev_parse(word)) is not None:
         return None if word is None else full
@@ -66,8 +68,6 @@ def _known_commit(context: click.Context, parameter: click.Parameter, text: str 
 
 def _print_formats(ctx: click.Context, _: click.Parameter, value: bool) -> None:
     if value:
-        from groupbench.tracker.formats import described
-
         for name, title, contents in described():
             click.echo(f"{name}\n    {title}: {contents}")
         ctx.exit()
@@ -80,64 +80,57 @@ def _one_word(context: click.Context, param: click.Parameter, value: str | None)
     return value
 
 
-@click.command(name="import")
-@click.argument("files", nargs=-1, required=True, metavar="FILE...")
+@command(name="import")
 @click.option(
-    "--format",
-    "format_name",
-    metavar="NAME",
-    help=f"Format of the files: {', '.join(FORMATS)}. Default: detected for each file.",
-)
-@collected(
-    Options,
-    "facts",
-    click.option(
-        "--commit",
-        metavar="HASH",
-        callback=_known_commit,
-        help="Commit that was measured, if the file does not name it: a hash, or any name that git knows here.",
-    ),
-    click.option("--branch", metavar="NAME", help="Branch of that commit."),
-    click.option("--dirty", is_flag=True, help="Mark the working tree as different from that commit."),
-    click.option("--date", type=When(), metavar="DATE", help="Time of the measurement, if the file does not have it."),
-    click.option("--gpu", metavar="NAME", help="GPU model, if the file does not name it."),
-    click.option("--cpu", metavar="NAME", help="CPU model, for results without a GPU."),
-    click.option(*OPERATOR, metavar="NAME", help="Operator of all results."),
-    click.option(*BACKEND, metavar="NAME", help="Backend of all results."),
-    click.option("--mode", metavar="NAME", help="Mode of all results: fwd, bwd or fwd_bwd."),
-    click.option(*DTYPE, metavar="NAME", help="Dtype of all results."),
-    click.option(
-        "--plan", metavar="NAME", help="Plan of the run, which the gate compares with earlier runs of the plan."
-    ),
-    click.option(
-        "--commit-of",
-        default="tritonbench",
-        show_default=True,
-        metavar="NAME",
-        help="A TritonBench file names the commits of tritonbench, triton and pytorch; use this one.",
-    ),
-    click.option(
-        "--map",
-        "mapping",
-        type=Mapping(),
-        default=dict,
-        metavar="FIELD=COLUMN,...",
-        help="Columns of a plain CSV that hold a record's fields: latency_ms=time,operator=op.",
-    ),
-    click.option("--unit", metavar="UNIT", help="Unit of a plain CSV's latency: s, ms, us or ns. Default: ms."),
-)
-@click.option("--dry-run", is_flag=True, help="Write the records to stdout instead of storing them.")
-@click.option(
-    "--formats", is_flag=True, is_eager=True, expose_value=False, callback=_print_formats,
+    "--formats",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_print_formats,
     help="List the formats and their values that are read.",
-)  # fmt: skip
-@click.pass_obj
+)
 def import_(
     db: str,
-    files: tuple[str, ...],
-    format_name: str | None,
-    facts: Options,
-    dry_run: bool,
+    files: tuple[str, ...] = argument(nargs=-1, required=True, metavar="FILE..."),
+    format_name: str | None = option(
+        "--format", help=f"Format of the files: {', '.join(FORMATS)}. Default: detected for each file."
+    ),
+    facts: Options = group(
+        Options,
+        commit=option(
+            "--commit",
+            metavar="HASH",
+            callback=_known_commit,
+            help="Commit that was measured, if the file does not name it: a hash, or any name that git knows here.",
+        ),
+        branch=option("--branch", help="Branch of that commit."),
+        dirty=flag("--dirty", help="Mark the working tree as different from that commit."),
+        date=option(
+            "--date", type=When(), metavar="DATE", help="Time of the measurement, if the file does not have it."
+        ),
+        gpu=option("--gpu", help="GPU model, if the file does not name it."),
+        cpu=option("--cpu", help="CPU model, for results without a GPU."),
+        operator=option(*OPERATOR, help="Operator of all results."),
+        backend=option(*BACKEND, help="Backend of all results."),
+        mode=option("--mode", help="Mode of all results: fwd, bwd or fwd_bwd."),
+        dtype=option(*DTYPE, help="Dtype of all results."),
+        plan=option("--plan", help="Plan of the run, which the gate compares with earlier runs of the plan."),
+        commit_of=option(
+            "--commit-of",
+            default="tritonbench",
+            help="A TritonBench file names the commits of tritonbench, triton and pytorch; use this one.",
+        ),
+        mapping=option(
+            "--map",
+            type=Mapping(),
+            default=dict,
+            show_default=False,
+            metavar="FIELD=COLUMN,...",
+            help="Columns of a plain CSV that hold a record's fields: latency_ms=time,operator=op.",
+        ),
+        unit=option("--unit", metavar="UNIT", help="Unit of a plain CSV's latency: s, ms, us or ns. Default: ms."),
+    ),
+    dry_run: bool = flag("--dry-run", help="Write the records to stdout instead of storing them."),
 ) -> None:
     """Import files written by other benchmarks.
 
@@ -146,9 +139,6 @@ def import_(
     continue: stored files are skipped. Text instead of a number, such as "CUDA OOM", becomes a status, never a
     latency. A plain CSV needs --map.
     """
-    from groupbench.tracker.formats.sources import arguments_of
-    from groupbench.tracker.tools import git
-
     with ExitStack() as stack:
         arguments = arguments_of(files, stack)
         if dry_run:
@@ -161,11 +151,8 @@ def import_(
 
 
 def _print_records(arguments: list[Given], format_name: str | None, facts: Options) -> None:
-    from groupbench.tracker.facts.record import encode
-    from groupbench.tracker.formats import load
-
-    for argument in arguments:
-        for source in argument.sources:
+    for each in arguments:
+        for source in each.sources:
             loaded = load(source.path, format_name, facts)
             for record in loaded.records:
                 click.echo(json_for(sys.stdout, encode(record)), nl=False)
@@ -185,9 +172,7 @@ class _Import:
 
     def store(self, arguments: list[Given]) -> None:
         """Store all files. Raises IngestError for the first failing argument."""
-        from groupbench.tracker.facts.errors import IngestError, TrackerError
         from groupbench.tracker.formats.loading import Stored, preparing
-        from groupbench.tracker.tools.progress import Progress
 
         sources = [source for argument in arguments for source in argument.sources]
         stored = self._stored() if len(sources) > 1 else Stored()
@@ -218,12 +203,10 @@ class _Import:
 
     def _stored(self) -> Stored:
         """Return the imported runs and files in the database."""
-        from groupbench.tracker.facts.errors import StoreError
         from groupbench.tracker.formats.loading import Stored, stored_imports
-        from groupbench.tracker.store.engine import open_store
 
         try:
-            with open_store(self.db, create=False) as store, store.read() as session:
+            with reading(self.db) as session:
                 return stored_imports(session)
         except StoreError:  # it does not exist yet; any other reason is reported when a file is stored
             return Stored()
@@ -251,7 +234,6 @@ class _Import:
         return self.database
 
     def _argument(self, argument: Given, prepared: Iterator[Prepared], progress: Progress) -> None:
-        from groupbench.tracker.facts.errors import IngestError
         from groupbench.tracker.formats.loading import Summary
 
         summary, done, skipped = Summary(), [], 0
@@ -287,7 +269,6 @@ class _Import:
 
 def _line(argument: Given, summary: Summary, done: list[Ingested], skipped: int, unknown: int) -> str:
     """Return the stored counts for one argument, in one line."""
-    from groupbench.tracker.formats import losses_of
     from groupbench.tracker.store.ingest import total
 
     files = len(done) + skipped

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from groupbench.tracker.cli.here import person, traffic_of
-from groupbench.tracker.cli.options import When, reading, reason_option
-from groupbench.tracker.cli.output import APART, CELL, Column, Format, output_formats, say, write_rows
+from groupbench.tracker.cli.options import When, reading
+from groupbench.tracker.cli.options import reason_decorator as reason_option
+from groupbench.tracker.cli.output import APART, CELL, Column, Format, say, write_rows
+from groupbench.tracker.cli.output import format_decorator as output_formats
 from groupbench.tracker.facts.verdicts import INCIDENT_STATES
 from groupbench.tracker.text.wording import commit_text, date, printable, printable_lines, signed_percent
 from groupbench.tracker.tools.parameters import INCIDENT, SERIES

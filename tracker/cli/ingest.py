@@ -5,30 +5,27 @@ from __future__ import annotations
 import gc
 import sys
 from contextlib import nullcontext
+from io import BufferedReader
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 import click
 
+from groupbench.tracker.cli.declared import argument, command
+from groupbench.tracker.facts.errors import IngestError, TrackerError
 from groupbench.tracker.text.wording import counted, printable
 
 if TYPE_CHECKING:
-    from io import BufferedReader
-
     from groupbench.tracker.store.ingest import Ingested
 
 
-@click.command()
-@click.argument("files", nargs=-1, required=True, metavar="FILE...")
-@click.pass_obj
-def ingest(db: str, files: tuple[str, ...]) -> None:
+@command()
+def ingest(db: str, files: tuple[str, ...] = argument(nargs=-1, required=True, metavar="FILE...")) -> None:
     """Store files of records (JSON lines) in the database; `-` is stdin.
 
     Each file is stored completely or not at all. Stored records are skipped. The database is created
     if it does not exist.
     """
-    from groupbench.tracker.facts.errors import IngestError, TrackerError
-
     stored = 0
     try:
         for name in files:
@@ -46,7 +43,6 @@ def ingest(db: str, files: tuple[str, ...]) -> None:
 
 def store(db: str, name: str) -> Ingested:
     """Check a whole file before opening the database, then store it. Raises IngestError, StoreError."""
-    from groupbench.tracker.facts.errors import IngestError
     from groupbench.tracker.store.staged import Staged, checking
 
     gc.freeze()  # modules live as long as the process

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import click
 
-from groupbench.tracker.cli.options import OPERATOR
+from groupbench.tracker.cli.declared import command, flag, option
 from groupbench.tracker.cli.output import say
+from groupbench.tracker.facts.vocabulary import OPERATOR
 from groupbench.tracker.night import origin
 from groupbench.tracker.night.measuring import PROGRAM
 from groupbench.tracker.project import NAME, ProjectError
@@ -45,17 +46,28 @@ _ASK_GITLAB = "${GROUPBENCH_INSTALL:?set this CI variable to the address of a gr
 """A word of a shell that ends the job until the variable is set."""
 
 
-@click.command()
-@click.option(*OPERATOR, default="my_softmax", show_default=True, metavar="NAME", help="Name of the operator.")
-@click.option("--benchmark", metavar="FILE", help="Benchmark file (.py) to use or, if it does not exist, to write. "
-              "Default: bench_NAME.py.")  # fmt: skip
-@click.option("--numpy", is_flag=True, help="Write a benchmark of NumPy arrays, without torch. Implies --cpu.")
-@click.option("--cpu", is_flag=True, help="Write a workflow for a runner without a GPU.")
-@click.option("--ci", type=click.Choice(["github", "gitlab", "none"]), help="CI service to write a workflow for. "
-              "Default: gitlab if the remote is on GitLab, else github.")  # fmt: skip
-@click.option("--install", metavar="REQUIREMENT", help="Requirement that CI installs: a wheel or its address, or "
-              "git+URL@COMMIT. Default: where this groupbench was installed from.")  # fmt: skip
-def init(operator: str, benchmark: str | None, numpy: bool, cpu: bool, ci: str | None, install: str | None) -> None:
+@command()
+def init(
+    operator: str = option(*OPERATOR, default="my_softmax", help="Name of the operator."),
+    benchmark: str | None = option(
+        "--benchmark",
+        metavar="FILE",
+        help=("Benchmark file (.py) to use or, if it does not exist, to write. Default: bench_NAME.py."),
+    ),
+    numpy: bool = flag("--numpy", help="Write a benchmark of NumPy arrays, without torch. Implies --cpu."),
+    cpu: bool = flag("--cpu", help="Write a workflow for a runner without a GPU."),
+    ci: str | None = option(
+        "--ci",
+        type=click.Choice(["github", "gitlab", "none"]),
+        help=("CI service to write a workflow for. Default: gitlab if the remote is on GitLab, else github."),
+    ),
+    install: str | None = option(
+        "--install",
+        metavar="REQUIREMENT",
+        help="Requirement that CI installs: a wheel or its address, or "
+        "git+URL@COMMIT. Default: where this groupbench was installed from.",
+    ),
+) -> None:
     """Write groupbench.toml, a benchmark to edit and a CI workflow, in this folder of a repository.
 
     Existing files are kept. Output files are added to .gitignore. An operator of groupbench, such as

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from groupbench.tracker.cli.options import CELL_FILTERS, filters, reading
+from groupbench.tracker.cli.declared import argument, command, group
+from groupbench.tracker.cli.options import CELL_FILTERS, reading
 from groupbench.tracker.cli.output import Column, Format, output_formats, say, write_json, write_notes, write_table
 from groupbench.tracker.facts.exits import ExitCode
 from groupbench.tracker.facts.metrics import METRICS
@@ -41,12 +42,13 @@ COLUMNS = (
 )
 
 
-@click.command()
-@click.argument("words", nargs=-1, required=True, metavar="WHAT...")
-@output_formats
-@filters(*CELL_FILTERS)
-@click.pass_context
-def league(context: click.Context, words: tuple[str, ...], form: Format, where: Filter) -> None:
+@command()
+def league(
+    context: click.Context,
+    words: tuple[str, ...] = argument(nargs=-1, required=True, metavar="WHAT..."),
+    form: Format = output_formats,
+    where: Filter = group(Filter, **CELL_FILTERS),
+) -> None:
     """Rank the backends, with their accuracy, memory, properties and versions.
 
     WHAT is as in `compare`: a commit, run:ID, `latest`, a date, or a file of records, which needs no database.

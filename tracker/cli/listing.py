@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import click
-
-from groupbench.tracker.cli.options import CELL_FILTERS, RUN_FILTERS, filters, limit_option, reading
+from groupbench.tracker.cli.declared import command, group
+from groupbench.tracker.cli.options import CELL_FILTERS, RUN_FILTERS, limit_option, reading
 from groupbench.tracker.cli.output import (
     CELL,
     HOST,
@@ -17,7 +16,9 @@ from groupbench.tracker.cli.output import (
     write_rows,
     write_table,
 )
+from groupbench.tracker.facts.record import STATUSES
 from groupbench.tracker.query.filters import Filter
+from groupbench.tracker.query.rows import CommitSummary, SeriesSummary
 from groupbench.tracker.text.wording import commit_text, date, run_text
 
 RUNS = (
@@ -59,14 +60,14 @@ OPERATORS = (
 )
 
 
-@click.command()
-@filters(*RUN_FILTERS)
-@limit_option("Number of runs to list.", default=20)
-@output_formats
-@click.pass_obj
-def runs(db: str, where: Filter, limit: int, form: Format) -> None:
+@command()
+def runs(
+    db: str,
+    where: Filter = group(Filter, **RUN_FILTERS),
+    limit: int = limit_option("Number of runs to list.", default=20),
+    form: Format = output_formats,
+) -> None:
     """List the runs, newest first."""
-    from groupbench.tracker.facts.record import STATUSES
     from groupbench.tracker.query import listing
 
     with reading(db) as session:
@@ -78,39 +79,35 @@ def runs(db: str, where: Filter, limit: int, form: Format) -> None:
     write_table(RUNS, rows, form)
 
 
-@click.command()
-@filters(*RUN_FILTERS)
-@limit_option("Number of commits to list.", default=20)
-@output_formats
-@click.pass_obj
-def commits(db: str, where: Filter, limit: int, form: Format) -> None:
+@command()
+def commits(
+    db: str,
+    where: Filter = group(Filter, **RUN_FILTERS),
+    limit: int = limit_option("Number of commits to list.", default=20),
+    form: Format = output_formats,
+) -> None:
     """List the measured commits, newest first."""
     from groupbench.tracker.query import listing
-    from groupbench.tracker.query.rows import CommitSummary
 
     with reading(db) as session:
         rows = listing.commits(session, where, limit)
     write_rows(CommitSummary, COMMITS, rows, form, "no commits match")
 
 
-@click.command()
-@filters(*CELL_FILTERS, *RUN_FILTERS)
-@output_formats
-@click.pass_obj
-def series(db: str, where: Filter, form: Format) -> None:
+@command()
+def series(
+    db: str, where: Filter = group(Filter, **CELL_FILTERS, **RUN_FILTERS), form: Format = output_formats
+) -> None:
     """List the series, with point counts and the first and last date."""
     from groupbench.tracker.query import listing
-    from groupbench.tracker.query.rows import SeriesSummary
 
     with reading(db) as session:
         rows = listing.series(session, where)
     write_rows(SeriesSummary, SERIES, rows, form, "no series match")
 
 
-@click.command()
-@output_formats
-@click.pass_obj
-def operators(db: str, form: Format) -> None:
+@command()
+def operators(db: str, form: Format = output_formats) -> None:
     """List the operators with results. `tritonbench --list-operators` lists the measurable ones."""
     from groupbench.tracker.query import listing
 

@@ -11,7 +11,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import click
+import msgspec
 
+from groupbench.tracker.ab.evaluate import Evaluator
+from groupbench.tracker.cli.declared import command, flag, option
 from groupbench.tracker.cli.here import this_project, wait_option
 from groupbench.tracker.facts.errors import TrackerError
 from groupbench.tracker.facts.exits import ExitCode
@@ -195,10 +198,6 @@ def measuring_tools(db: str | None, device: str, folders: Sequence[str] = ()) ->
     Args:
         folders: Folders in which Python finds the modules of plugins and candidates.
     """
-    import msgspec
-
-    from groupbench.tracker.ab.evaluate import Evaluator
-
     kept: dict[tuple[str, ...], Evaluator] = {}
     alone = threading.Lock()
 
@@ -264,19 +263,21 @@ def measuring_tools(db: str | None, device: str, folders: Sequence[str] = ()) ->
     return [evaluate, bisect]
 
 
-@click.command()
-@click.option("--allow-measuring", is_flag=True, help="Also offer evaluate and bisect, which run code on this machine.")
-@click.option(
-    "--device",
-    type=click.Choice(["auto", "cuda", "cpu"]),
-    default="auto",
-    show_default=True,
-    help="Device that evaluate and bisect measure on.",
-)
-@click.option("--write", is_flag=True, help="Also offer acknowledge and expect, which change incidents.")
+@command()
 @wait_option()
-@click.pass_context
-def mcp(context: click.Context, allow_measuring: bool, device: str, write: bool) -> None:
+def mcp(
+    context: click.Context,
+    allow_measuring: bool = flag(
+        "--allow-measuring", help="Also offer evaluate and bisect, which run code on this machine."
+    ),
+    device: str = option(
+        "--device",
+        type=click.Choice(["auto", "cuda", "cpu"]),
+        default="auto",
+        help="Device that evaluate and bisect measure on.",
+    ),
+    write: bool = flag("--write", help="Also offer acknowledge and expect, which change incidents."),
+) -> None:
     """Serve the Model Context Protocol on standard input and output.
 
     Without --allow-measuring and --write, the tools only read the database. An answer has at most 10 kB.

@@ -10,25 +10,27 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
+from groupbench.tracker.ab.toolchains import interpreter_of, module_path
+from groupbench.tracker.ab.worktree import run_setup
+from groupbench.tracker.cli.declared import argument, command, option, options
 from groupbench.tracker.cli.here import hold_device, seconds_of, this_project, traffic_of, wait_option
-from groupbench.tracker.cli.options import collected, plan_device_option, toolchain_option
+from groupbench.tracker.cli.options import plan_device_option, toolchain_option, writing
 from groupbench.tracker.cli.output import say
 from groupbench.tracker.facts.errors import ReportPackageError, TrackerError
 from groupbench.tracker.facts.exits import ExitCode
 from groupbench.tracker.facts.identity import plan_with
 from groupbench.tracker.facts.measured_tree import add_to_path, with_folders
+from groupbench.tracker.night.files import NightFiles, run_of
+from groupbench.tracker.night.measuring import Unmeasured, interrupted, measure
 from groupbench.tracker.outputs import FORMATS
 from groupbench.tracker.project import NAME, Project, ProjectError
+from groupbench.tracker.store.sqlite_file import check_file
 from groupbench.tracker.text.scratch import Scratch
 from groupbench.tracker.tools import git
 from groupbench.tracker.tools.parameters import Duration
-
-if TYPE_CHECKING:
-    from groupbench.tracker.night.files import NightFiles
 
 PRINTS = ("--version", "--list-operators", "--list-backends", "--list-metrics")
 OWN_OPTIONS = {"--records": "set the folder with GROUPBENCH_RECORDS or `records` in groupbench.toml",
@@ -42,34 +44,28 @@ OWN_OPTIONS = {"--records": "set the folder with GROUPBENCH_RECORDS or `records`
 class NightOptions:
     """Options for `night`; None is groupbench.toml's setting. Times are in seconds."""
 
-    device: str | None
-    budget: float | None
-    confirm: float | None
-    toolchain: str | None
-
-
-@click.command(context_settings={"ignore_unknown_options": True})
-@collected(
-    NightOptions,
-    "options",
-    plan_device_option,
-    click.option(
+    device: str | None = plan_device_option
+    budget: float | None = option(
         "--budget",
         type=Duration(most=6e6, above=True),
         help="Start no further cell after this time. Default: `budget` of groupbench.toml, or no limit.",
-    ),
-    click.option(
+    )
+    confirm: float | None = option(
         "--confirm",
         type=Duration(most=6e6),
         help="Confirm suspects for up to this long; 0 skips this. Default: GROUPBENCH_CONFIRM_MINUTES, `confirm` of "
         "groupbench.toml, or a tenth of the time of the measuring, at least 3m.",
-    ),
-    toolchain_option,
-)
+    )
+    toolchain: str | None = toolchain_option
+
+
+@command(context_settings={"ignore_unknown_options": True})
 @wait_option()
-@click.argument("rest", nargs=-1, type=click.UNPROCESSED, metavar="[OPTION ...]")
-@click.pass_context
-def night(context: click.Context, options: NightOptions, rest: tuple[str, ...]) -> None:
+def night(
+    context: click.Context,
+    options: NightOptions = options(NightOptions),
+    rest: tuple[str, ...] = argument(nargs=-1, type=click.UNPROCESSED, metavar="[OPTION ...]"),
+) -> None:
     """Measure everything in groupbench.toml, store it, confirm suspects, judge, report and post.
 
     \b
@@ -110,10 +106,6 @@ def night(context: click.Context, options: NightOptions, rest: tuple[str, ...]) 
 
 def _night(context: click.Context, options: NightOptions, rest: tuple[str, ...]) -> int:
     """Run the nightly job and return the exit code."""
-    from groupbench.tracker.ab.toolchains import interpreter_of
-    from groupbench.tracker.night.files import NightFiles
-    from groupbench.tracker.store.sqlite_file import check_file
-
     project = here(context)
     _check(rest)
     traffic_of(context)  # an error in its file comes before an hour of measuring
@@ -169,11 +161,11 @@ def here(context: click.Context) -> Project:
 
 def _check(rest: tuple[str, ...]) -> None:
     """Refuse options of `tritonbench` with no place in a nightly run. Raises UsageError."""
-    for flag in (option.partition("=")[0] for option in rest):
-        if flag in PRINTS:
-            raise click.UsageError(f"{flag} only prints and measures nothing; use `tritonbench {flag}`")
-        if flag in OWN_OPTIONS:
-            raise click.UsageError(f"{flag} cannot be used with `night`: {OWN_OPTIONS[flag]}")
+    for name in (word.partition("=")[0] for word in rest):
+        if name in PRINTS:
+            raise click.UsageError(f"{name} only prints and measures nothing; use `tritonbench {name}`")
+        if name in OWN_OPTIONS:
+            raise click.UsageError(f"{name} cannot be used with `night`: {OWN_OPTIONS[name]}")
 
 
 def run_command(context: click.Context, database: str, name: str, *arguments: str) -> int:
@@ -314,9 +306,6 @@ class Night:
 
     def _measure(self) -> tuple[int, Path]:
         """Measure; return the exit code and the file of records. Raises Unmeasured if nothing was measured."""
-        from groupbench.tracker.ab.worktree import run_setup
-        from groupbench.tracker.night.measuring import Unmeasured
-
         if self._project.settings.setup:
             say(f"groupbench: {self._project.settings.setup}")
             run_setup(Path(), self._project.settings.setup, "this checkout", python=self._python or sys.executable)
@@ -341,9 +330,6 @@ class Night:
         return self._files.begin()
 
     def _tritonbench(self, file: Path) -> int:
-        from groupbench.tracker.ab.toolchains import module_path
-        from groupbench.tracker.night.measuring import interrupted, measure
-
         assert self._project.file is not None
         previous = self._files.newest
         environment = with_folders(self._project.python_path(), os.environ)
@@ -364,8 +350,6 @@ class Night:
 
     def _store(self, file: Path) -> str:
         """Store the records; return the run's id. The newest run may be another machine's, whose clock is ahead."""
-        from groupbench.tracker.night.files import run_of
-
         click.echo()
         self.step("ingest", str(file))
         return str(run_of(file))
@@ -374,9 +358,8 @@ class Night:
         """Store the decisions of the plan about the series of a run."""
         from groupbench.tracker.night.plan import store_plan
         from groupbench.tracker.query.resolve import find_run
-        from groupbench.tracker.store.engine import open_store
 
-        with open_store(self._places.database, create=False) as store, store.write() as session:
+        with writing(self._places.database) as session:
             plan, now = self._project.settings, datetime.now(UTC)
             store_plan(session, find_run(session, run), plan.measure, now, git.first_parents, plan.renamed)
 

@@ -9,10 +9,12 @@ import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import click
+import msgspec
 
+from groupbench.tracker.cli.declared import Declared, option
 from groupbench.tracker.facts.verdicts import Tone, Verdict
 from groupbench.tracker.query.tables import RowT
 from groupbench.tracker.text.cells import cell_for, formula_safe, json_for
@@ -20,7 +22,6 @@ from groupbench.tracker.text.terminal import shortened
 from groupbench.tracker.text.wording import INTERPRETED, milliseconds, printable
 
 Format = Literal["table", "json", "csv", "md"]
-F = TypeVar("F", bound=Callable[..., Any])
 
 WIDTH = 120
 """Columns of a terminal that rows with details are made for."""
@@ -83,19 +84,16 @@ def plain(keys: Sequence[str], right: bool = False) -> list[Column]:
     return [Column(key, key, right=right) for key in keys]
 
 
-def output_format(*forms: Format) -> Callable[[F], F]:
-    """Add `--format`, with the first of `forms` as the default; the argument is `form`."""
-    return click.option(
-        "--format", "form", type=click.Choice(forms), default=forms[0], show_default=True, help="Format of the output."
-    )
+def output_format(*forms: Format) -> Any:
+    """Declare `--format`, with the first of `forms` as the default."""
+    return option("--format", "form", type=click.Choice(forms), default=forms[0], help="Format of the output.")
 
 
 output_formats = output_format("table", "json", "csv", "md")
+format_decorator: Declared = output_formats
 
 
 def write_json(value: Any) -> None:
-    import msgspec
-
     click.echo(json_for(sys.stdout, msgspec.json.format(msgspec.json.encode(value), indent=2)))
 
 
@@ -193,7 +191,7 @@ def _terminal(columns: Sequence[Column], rows: Sequence[dict[str, Any]]) -> None
     from rich.console import Console
     from rich.text import Text
 
-    from groupbench.tracker.cli.screen import Head, folded, lay_out
+    from groupbench.tracker.cli.screen import folded, lay_out
 
     console = Console()
     cells = _cells(columns, rows)
@@ -203,12 +201,11 @@ def _terminal(columns: Sequence[Column], rows: Sequence[dict[str, Any]]) -> None
             shortened(cell, _LONGEST_CELL) if column.middle else cell
             for cell, column in zip(line, columns, strict=True)
         ]
-    heads = [Head(column.header, column.right, column.wraps) for column in columns]
-    layout = lay_out(heads, cells, console.width)
+    layout = lay_out(columns, cells, console.width)
     lines = []
     if len(layout.lines) > 1 and len(rows) > 1:
         cells = [[line[i] for i in varying] for line in cells]
-        layout = lay_out([heads[i] for i in varying], cells, console.width)
+        layout = lay_out([columns[i] for i in varying], cells, console.width)
         lines += [Text(text) for text in folded(f"in every row: {shared}", console.width) if shared]
     lines += [*layout.header(), Text("─" * layout.width)]
     for line in cells:

@@ -5,68 +5,49 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
+from groupbench.tracker.cli.declared import argument, command, flag, option
 from groupbench.tracker.cli.here import traffic_of
 from groupbench.tracker.cli.output import say
+from groupbench.tracker.facts.errors import OutputError
+from groupbench.tracker.outputs import comment
+from groupbench.tracker.outputs import post as posting
+from groupbench.tracker.outputs.post import Forge
 from groupbench.tracker.text.wording import printable, printable_lines
+from groupbench.tracker.tools import git
 from groupbench.tracker.tools.parameters import Number
 
-if TYPE_CHECKING:
-    from groupbench.tracker.outputs.post import Forge
 
-
-@click.command()
-@click.argument("file", metavar="[FILE]", required=False, type=click.Path(path_type=Path, allow_dash=True))
-@click.option(
-    "--pr",
-    "number",
-    type=Number(1),
-    metavar="N",
-    help="Number of the pull or merge request. Default: from CI.",
-)
-@click.option(
-    "--repo",
-    "repository",
-    metavar="NAME",
-    help="Repository: OWNER/NAME on GitHub, project ID or path on GitLab. Default: from CI.",
-)
-@click.option("--on", "kind", type=click.Choice(("github", "gitlab")), help="Service to post to. Default: from CI.")
-@click.option(
-    "--key",
-    default="comment",
-    show_default=True,
-    metavar="NAME",
-    help="Update the comment with this key; other comments stay. Text from `gate` has its own key.",
-)
-@click.option(
-    "--issues",
-    is_flag=True,
-    help="Instead of a comment, keep one issue for each incident: open, update, assign, close or reopen it.",
-)
-@click.option("--dry-run", is_flag=True, help="Print the comment or the issues instead of posting them.")
-@click.pass_context
+@command()
 def post(
     context: click.Context,
-    file: Path | None,
-    number: int | None,
-    repository: str | None,
-    kind: str | None,
-    key: str,
-    issues: bool,
-    dry_run: bool,
+    file: Path | None = argument(metavar="[FILE]", required=False, type=click.Path(path_type=Path, allow_dash=True)),
+    number: int | None = option("--pr", type=Number(1), help="Number of the pull or merge request. Default: from CI."),
+    repository: str | None = option(
+        "--repo",
+        help="Repository: OWNER/NAME on GitHub, project ID or path on GitLab. Default: from CI.",
+    ),
+    kind: str | None = option(
+        "--on", type=click.Choice(("github", "gitlab")), help="Service to post to. Default: from CI."
+    ),
+    key: str = option(
+        "--key",
+        default="comment",
+        help="Update the comment with this key; other comments stay. Text from `gate` has its own key.",
+    ),
+    issues: bool = flag(
+        "--issues",
+        help="Instead of a comment, keep one issue for each incident: open, update, assign, close or reopen it.",
+    ),
+    dry_run: bool = flag("--dry-run", help="Print the comment or the issues instead of posting them."),
 ) -> None:
     """Post FILE on a GitHub pull request or GitLab merge request, or update the comment posted earlier.
 
     FILE is the Markdown of `gate -o comment=FILE`, or any other; `-` reads standard input. The token is read
     from GITHUB_TOKEN, GH_TOKEN or GITLAB_TOKEN.
     """
-    from groupbench.tracker.facts.errors import OutputError
-    from groupbench.tracker.outputs import comment
-    from groupbench.tracker.outputs import post as posting
-
     if issues == (file is not None):
         raise click.UsageError("give a FILE, or --issues")
     if file is None:
@@ -100,7 +81,6 @@ def _issues(context: click.Context, forge: Forge | None) -> None:
     from groupbench.tracker.outputs import issues
     from groupbench.tracker.store.engine import open_store
     from groupbench.tracker.store.schema import Incident
-    from groupbench.tracker.tools import git
 
     with open_store(context.obj, create=False) as database:
 

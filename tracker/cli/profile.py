@@ -5,29 +5,24 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
+from groupbench.tracker.cli.declared import command, option, options
+from groupbench.tracker.cli.explain import kernel_folder
 from groupbench.tracker.cli.here import hold_device, this_project, wait_option
-from groupbench.tracker.cli.options import (
-    BACKEND,
-    DTYPE,
-    OPERATOR,
-    SHAPE,
-    collected,
-    mode_option,
-    plugins_option,
-)
+from groupbench.tracker.cli.ingest import store
+from groupbench.tracker.cli.options import mode_option, plugins_option
 from groupbench.tracker.cli.output import Column, Format, output_formats, write_table
+from groupbench.tracker.facts.bursts import Bursts
+from groupbench.tracker.facts.measured_tree import with_folders
 from groupbench.tracker.facts.metrics import LATENCY, METRICS, NCU, Metric
-from groupbench.tracker.facts.vocabulary import DTYPE_DEFAULT, SEED_HELP
+from groupbench.tracker.facts.record import Record, read
+from groupbench.tracker.facts.vocabulary import BACKEND, DTYPE, DTYPE_DEFAULT, OPERATOR, SEED_HELP, SHAPE
+from groupbench.tracker.night.measuring import measure
+from groupbench.tracker.text.scratch import Scratch
 from groupbench.tracker.text.wording import counted, printable
 from groupbench.tracker.tools.parameters import Duration, Number
-
-if TYPE_CHECKING:
-    from groupbench.tracker.facts.record import Record
-
 
 STDERR = 2
 """The descriptor for the output of `tritonbench`, since standard output has the counters."""
@@ -37,51 +32,31 @@ STDERR = 2
 class ProfileOptions:
     """The cells to profile."""
 
-    operator: str
-    backends: tuple[str, ...]
-    shapes: tuple[str, ...]
-    dtype: str | None
-    mode: str
-    seed: int
-    plugins: tuple[str, ...]
-    timeout: float
-
-
-@click.command()
-@collected(
-    ProfileOptions,
-    "what",
-    click.option(*OPERATOR, metavar="NAME", required=True, help="Profile this operator."),
-    click.option(
-        *BACKEND[:2],
-        "backends",
-        multiple=True,
-        metavar="NAME",
-        help="Profile only this backend; may be repeated.",
-    ),
-    click.option(
-        *SHAPE[:2],
-        "shapes",
+    operator: str = option(*OPERATOR, required=True, help="Profile this operator.")
+    backends: tuple[str, ...] = option(*BACKEND, multiple=True, help="Profile only this backend; may be repeated.")
+    shapes: tuple[str, ...] = option(
+        *SHAPE,
         multiple=True,
         metavar="TEXT",
         help="Profile this shape; may be repeated. Default: the operator's first shape.",
-    ),
-    click.option(*DTYPE, metavar="NAME", help=f"Profile this dtype. {DTYPE_DEFAULT}"),
-    mode_option,
-    click.option("--seed", type=Number(0, 2**63 - 1), default=0, show_default=True, help=SEED_HELP),
-    plugins_option,
-    click.option(
+    )
+    dtype: str | None = option(*DTYPE, help=f"Profile this dtype. {DTYPE_DEFAULT}")
+    mode: str = mode_option
+    seed: int = option("--seed", type=Number(0, 2**63 - 1), default=0, help=SEED_HELP)
+    plugins: tuple[str, ...] = plugins_option
+    timeout: float = option(
         "--timeout",
         type=Duration(least=0.1, most=1e6),
         default="300s",
-        show_default=True,
         help="Give up on a cell or its profile after this time.",
-    ),
-)
+    )
+
+
+@command()
 @wait_option()
-@output_formats
-@click.pass_context
-def profile(context: click.Context, what: ProfileOptions, form: Format) -> None:
+def profile(
+    context: click.Context, what: ProfileOptions = options(ProfileOptions), form: Format = output_formats
+) -> None:
     """Profile one call on the GPU: count memory traffic, cache hits, tensor-core use and occupancy.
 
     First measures the cell as `tritonbench` does. Then runs one more call under ncu (Nsight Compute), in a separate
@@ -102,13 +77,6 @@ def profile(context: click.Context, what: ProfileOptions, form: Format) -> None:
     75   another run uses this device
     130  interrupted
     """
-    from groupbench.tracker.cli.explain import kernel_folder
-    from groupbench.tracker.cli.ingest import store
-    from groupbench.tracker.facts.measured_tree import with_folders
-    from groupbench.tracker.facts.record import read
-    from groupbench.tracker.night.measuring import measure
-    from groupbench.tracker.text.scratch import Scratch
-
     hold_device(context, "auto")
     project = this_project(context)
     kernels = os.environ.get("GROUPBENCH_KERNELS") or str(kernel_folder().absolute())
@@ -154,8 +122,6 @@ def _write(records: list[Record], counters: list[Metric], form: Format) -> None:
 
 
 def _median(record: Record) -> float | None:
-    from groupbench.tracker.facts.bursts import Bursts
-
     return None if record.latency is None else Bursts.of(record.latency.bursts_ms).median
 
 

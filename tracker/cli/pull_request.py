@@ -6,46 +6,42 @@ import io
 import os
 from contextlib import redirect_stdout
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
+from groupbench.tracker.ab.bench import AbCell, AbResult, AbSettings, Bench, exit_code
+from groupbench.tracker.ab.named_sides import open_sides
+from groupbench.tracker.ab.result import footnotes
+from groupbench.tracker.ab.worktree import resolve
 from groupbench.tracker.cli.ab import COLUMNS, announced, as_row, left_out, progress_line
+from groupbench.tracker.cli.declared import argument, command
 from groupbench.tracker.cli.here import hold_device, program_of, recipe_of, wait_option
 from groupbench.tracker.cli.night import Places, here
 from groupbench.tracker.cli.options import cell_budget_option, min_effect_same_option, plan_device_option
 from groupbench.tracker.cli.output import say, write_notes, write_table
 from groupbench.tracker.facts.errors import OutputError
 from groupbench.tracker.facts.exits import ExitCode
+from groupbench.tracker.project import Project
 from groupbench.tracker.text import repro
 from groupbench.tracker.text.files import whole_file
 from groupbench.tracker.text.wording import counted
 from groupbench.tracker.tools import git
 
-if TYPE_CHECKING:
-    from groupbench.tracker.ab.bench import AbCell, AbResult, Bench
-    from groupbench.tracker.project import Project
-
 CONCLUSIONS = {ExitCode.OK: "nothing got worse", ExitCode.FAILED: "something got worse"}
-KEPT = ("verdict", "conclusion", "operator", "backend", "shape", "dtype", "base_ms", "head_ms", "change", "change_low",
-        "change_high", "message")  # fmt: skip
+_SHOWN = ("verdict", "conclusion", "operator", "backend", "shape", "dtype", "base_ms", "head_ms", "change",
+          "change_low", "change_high", "message")  # fmt: skip
 
 
-@click.command("pull-request")
-@click.argument("base")
-@click.argument("head", default="HEAD")
-@plan_device_option
-@cell_budget_option
-@min_effect_same_option
+@command("pull-request")
 @wait_option("60m")
-@click.pass_context
 def pull_request(
     context: click.Context,
-    base: str,
-    head: str,
-    device: str | None,
-    budget: float,
-    min_effect: float | None,
+    base: str = argument(),
+    head: str = argument(default="HEAD"),
+    device: str | None = plan_device_option,
+    budget: float = cell_budget_option,
+    min_effect: float | None = min_effect_same_option,
 ) -> None:
     """Compare HEAD with the merge base of HEAD and BASE, in everything measured by groupbench.toml.
 
@@ -61,9 +57,6 @@ def pull_request(
     3   a cell failed or was not resolved within the budget
     75  another command uses this device
     """
-    from groupbench.tracker.ab.bench import AbSettings, Bench, exit_code
-    from groupbench.tracker.ab.named_sides import open_sides
-
     project = here(context)
     device = device or project.settings.device
     first, last = _ends(project.folder, base, head)
@@ -116,8 +109,6 @@ def _publish(text: str, comment: Path) -> None:
 
 def _ends(folder: Path, base: str, head: str) -> tuple[str, str]:
     """Return the merge base's and the head's hash. Raises WorktreeError, UsageError."""
-    from groupbench.tracker.ab.worktree import resolve
-
     git.require_repository(folder)
     first, last = (resolve(folder, name, "check the spelling, or fetch it") for name in (base, head))
     common = (git.ask(folder, "merge-base", first, last) or "").strip()
@@ -157,13 +148,11 @@ def _cells(bench: Bench, project: Project, device: str) -> list[AbCell]:
 
 def _comment(results: list[AbResult], code: int, base: str, head: str) -> str:
     """Return the comment as Markdown: the verdict, a row for each cell, changes first, and footnotes."""
-    from groupbench.tracker.ab.result import footnotes
-
     conclusion = CONCLUSIONS.get(ExitCode(code), "not everything could be decided")
     shown = sorted(results, key=lambda result: (result.verdict == "same", -(result.change or 0.0)))
     table = io.StringIO()
     with redirect_stdout(table):
-        write_table([column for column in COLUMNS if column.key in KEPT], [as_row(each) for each in shown], "md")
+        write_table([column for column in COLUMNS if column.key in _SHOWN], [as_row(each) for each in shown], "md")
         write_notes(footnotes(results), "md")
     first = f"**groupbench: {conclusion}.** `{head[:10]}` compared with its merge base `{base[:10]}` on one device."
     return f"{first}\n\n{table.getvalue()}"

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import asdict
 
-import click
-
+from groupbench.tracker.cli.declared import command
 from groupbench.tracker.cli.output import Column, Format, output_format, plain, say, write_table
 from groupbench.tracker.tools import lease
 
@@ -20,10 +19,8 @@ COLUMNS = (
 )
 
 
-@click.command()
-@output_format("table", "json")
-@click.pass_obj
-def queue(db: str, form: Format) -> None:
+@command()
+def queue(db: str, form: Format = output_format("table", "json")) -> None:
     """List the commands measuring on a device or waiting for it.
 
     One command at a time measures on a device. The others wait, at most for the time of their option --wait: first

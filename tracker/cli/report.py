@@ -8,34 +8,31 @@ from pathlib import Path
 
 import click
 
+from groupbench.tracker.cli.declared import command, option
 from groupbench.tracker.cli.here import traffic_of, without_collections
 from groupbench.tracker.cli.options import min_effect_option, reading
 from groupbench.tracker.cli.output import say
+from groupbench.tracker.facts.errors import ReportPackageError
+from groupbench.tracker.tools import git
 from groupbench.tracker.tools.parameters import Number
 
 
-@click.command()
-@click.option(
-    "-o",
-    "--output",
-    default="report.html",
-    show_default=True,
-    metavar="FILE|DIR",
-    help="File to write; in a directory, report.html. `-` writes to stdout.",
-)
-@click.option("--run", metavar="ID", help="Report on the run whose id starts with ID. Default: the newest run.")
-@click.option(
-    "--runs",
-    "limit",
-    type=Number(1),
-    default=200,
-    show_default=True,
-    metavar="N",
-    help="Number of the newest runs to plot.",
-)
-@min_effect_option
-@click.pass_obj
-def report(db: str, output: str, run: str | None, limit: int, min_effect: float | None) -> None:
+@command()
+def report(
+    db: str,
+    output: str = option(
+        "-o",
+        "--output",
+        default="report.html",
+        metavar="FILE|DIR",
+        help="File to write; in a directory, report.html. `-` writes to stdout.",
+    ),
+    run: str | None = option(
+        "--run", metavar="ID", help="Report on the run whose id starts with ID. Default: the newest run."
+    ),
+    limit: int = option("--runs", type=Number(1), default=200, help="Number of the newest runs to plot."),
+    min_effect: float | None = min_effect_option,
+) -> None:
     """Write a report as one offline HTML file.
 
     It begins with the verdict on the run and the changes, with their first commits. A page for each operator follows:
@@ -46,10 +43,8 @@ def report(db: str, output: str, run: str | None, limit: int, min_effect: float 
     if output == "-" and sys.stdout.isatty():
         raise click.UsageError("-o - writes a page of megabytes; redirect it to a file or another program")
     without_collections(click.get_current_context())
-    from groupbench.tracker.facts.errors import ReportPackageError
     from groupbench.tracker.judge.gate import judge_run
     from groupbench.tracker.query.resolve import find_run
-    from groupbench.tracker.tools import git
 
     try:
         from groupbench.tracker.report import page

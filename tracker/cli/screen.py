@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
+from typing import TYPE_CHECKING
 
 from rich.cells import cell_len
 from rich.text import Text
+
+if TYPE_CHECKING:
+    from groupbench.tracker.cli.output import Column
 
 BETWEEN = 2
 """Blanks between two columns of the table."""
@@ -20,19 +24,10 @@ NARROWEST = 32
 
 
 @dataclass(frozen=True)
-class Head:
-    """The layout-relevant properties of a column."""
-
-    header: str
-    right: bool = False
-    wraps: bool = False  # may be folded
-
-
-@dataclass(frozen=True)
 class Layout:
     """Column positions: for each line in a row, the columns in it with their widths."""
 
-    columns: Sequence[Head]
+    columns: Sequence[Column]
     lines: tuple[Mapping[int, int], ...]
 
     @property
@@ -62,7 +57,7 @@ class Layout:
                 yield rendered
 
 
-def lay_out(columns: Sequence[Head], rows: Sequence[Sequence[str]], width: int) -> Layout:
+def lay_out(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int) -> Layout:
     """Return a layout with as many columns in a line as fit, folding texts to fit one more."""
     wanted = [
         min(max(cell_len(column.header), *(cell_len(row[i]) for row in rows)), max(width - INDENT, 1))

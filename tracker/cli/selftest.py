@@ -7,6 +7,7 @@ import sys
 
 import click
 
+from groupbench.tracker.cli.declared import command, option
 from groupbench.tracker.cli.output import Format, output_format
 from groupbench.tracker.facts.errors import TrackerError
 from groupbench.tracker.facts.exits import ExitCode
@@ -15,15 +16,17 @@ from groupbench.tracker.facts.programs import own_program
 MODULE = "groupbench.operators.integrity"
 
 
-@click.command()
-@click.option("--integrity", is_flag=True, help="Run backends that cheat, and print which check catches each.")
-@click.option("--device", type=click.Choice(["auto", "cuda", "cpu"]), default="auto", show_default=True,
-              help="Device to run the backends on.")  # fmt: skip
-@click.option("--cheats", "only", metavar="NAMES", help="Run only these cheats, joined by commas.")
-@output_format("table", "json")
-@click.pass_context
-def selftest(context: click.Context, integrity: bool, device: str, only: str | None, form: Format) -> None:
-    """Check whether this installation catches cheating backends and accepts honest ones.
+@command()
+def selftest(
+    context: click.Context,
+    integrity: bool = option("--integrity", is_flag=True, hidden=True, help="The only test."),
+    device: str = option(
+        "--device", type=click.Choice(["auto", "cuda", "cpu"]), default="auto", help="Device to run the backends on."
+    ),
+    only: str | None = option("--cheats", metavar="NAMES", help="Run only these cheats, joined by commas."),
+    form: Format = output_format("table", "json"),
+) -> None:
+    """Run backends that cheat, and print which check catches each. Honest backends must be accepted.
 
     docs/explanation/integrity.md describes the cheats: cached, lazy or forged results, replaced clocks, and work that
     is skipped or moved to a thread or another stream. The test takes up to a minute and needs everything that
@@ -32,8 +35,6 @@ def selftest(context: click.Context, integrity: bool, device: str, only: str | N
     Exit codes: 0 every cheat was caught, 1 a cheat passed or an honest backend was accused, 2 usage error, 3 the times
     of some could not be checked on this machine.
     """
-    if not integrity:
-        raise click.UsageError("nothing to test: give --integrity", context)
     command = own_program(MODULE, "--device", device)
     command += ["--only", only] if only else []
     command += ["--json"] if form == "json" else []

@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING
 
 import click
 
+from groupbench.tracker.cli.declared import command, flag, option
 from groupbench.tracker.cli.here import traffic_of
 from groupbench.tracker.cli.output import say
 from groupbench.tracker.facts.errors import TrackerError
 from groupbench.tracker.facts.exits import ExitCode
+from groupbench.tracker.tools.git import user
 from groupbench.tracker.tools.parameters import Number
 
 if TYPE_CHECKING:
@@ -41,61 +43,35 @@ class ServeError(TrackerError):
     """The server cannot start."""
 
 
-@click.command()
-@click.option("--host", default="127.0.0.1", show_default=True, metavar="NAME", help="Address to listen on.")
-@click.option(
-    "--port",
-    type=Number(0, 65535),
-    default=8642,
-    show_default=True,
-    metavar="N",
-    help="Port to listen on; 0 picks a free one.",
-)
-@click.option("--write", is_flag=True, help="Let anyone with the token acknowledge, accept and close alerts.")
-@click.option(
-    "--token-file",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    metavar="FILE",
-    help=f"File whose first line is the token. Default: the environment variable {TOKEN}.",
-)
-@click.option(
-    "--name",
-    "names",
-    multiple=True,
-    metavar="NAME",
-    help="Also accept requests for this host name, such as a proxy's; may be repeated.",
-)
-@click.option(
-    "--proxy",
-    "proxies",
-    multiple=True,
-    metavar="ADDRESS",
-    help="Trust this address to send the name of the person in --user-header; may be repeated.",
-)
-@click.option(
-    "--user-header",
-    default="X-Forwarded-User",
-    show_default=True,
-    metavar="NAME",
-    help="Header in which a --proxy sends the name of the person, which is recorded with changes.",
-)
-@click.option(
-    "--https",
-    "secure",
-    is_flag=True,
-    help="Mark cookies as Secure. Use this if the server is reachable only over HTTPS.",
-)
-@click.pass_obj
+@command()
 def serve(
     db: str,
-    host: str,
-    port: int,
-    write: bool,
-    token_file: Path | None,
-    names: tuple[str, ...],
-    proxies: tuple[str, ...],
-    user_header: str,
-    secure: bool,
+    host: str = option("--host", default="127.0.0.1", help="Address to listen on."),
+    port: int = option("--port", type=Number(0, 65535), default=8642, help="Port to listen on; 0 picks a free one."),
+    write: bool = flag("--write", help="Let anyone with the token acknowledge, accept and close alerts."),
+    token_file: Path | None = option(
+        "--token-file",
+        type=click.Path(exists=True, dir_okay=False, path_type=Path),
+        metavar="FILE",
+        help=f"File whose first line is the token. Default: the environment variable {TOKEN}.",
+    ),
+    names: tuple[str, ...] = option(
+        "--name",
+        multiple=True,
+        help="Also accept requests for this host name, such as a proxy's; may be repeated.",
+    ),
+    proxies: tuple[str, ...] = option(
+        "--proxy",
+        multiple=True,
+        metavar="ADDRESS",
+        help="Trust this address to send the name of the person in --user-header; may be repeated.",
+    ),
+    user_header: str = option(
+        "--user-header",
+        default="X-Forwarded-User",
+        help="Header in which a --proxy sends the name of the person, which is recorded with changes.",
+    ),
+    secure: bool = flag("--https", help="Mark cookies as Secure. Use this if the server is reachable only over HTTPS."),
 ) -> None:
     """Serve a live dashboard of the database: the report, plus search, comparisons and alerts.
 
@@ -142,7 +118,8 @@ def _end(number: int, frame: object) -> None:
 
 def _token(file: Path | None) -> str:
     """Return the token that a client must present to write. Raises UsageError if it is missing or too short."""
-    from groupbench.tracker.serve.security import MAKE_TOKEN, SHORTEST_TOKEN
+    from groupbench.tracker.serve.limits import LIMITS
+    from groupbench.tracker.serve.security import MAKE_TOKEN
 
     if file is not None:
         try:
@@ -155,17 +132,14 @@ def _token(file: Path | None) -> str:
         token = os.environ.get(TOKEN, "").strip()
     if not token:
         raise click.UsageError(f"--write needs a token, in {TOKEN} or --token-file; {MAKE_TOKEN}")
-    if len(token) < SHORTEST_TOKEN:
-        raise click.UsageError(
-            f"the token has {len(token)} characters; it needs {SHORTEST_TOKEN} or more; {MAKE_TOKEN}"
-        )
+    if len(token) < LIMITS.token:
+        raise click.UsageError(f"the token has {len(token)} characters; it needs {LIMITS.token} or more; {MAKE_TOKEN}")
     return token
 
 
 def _names(proxies: tuple[str, ...], header: str) -> Names:
     """Return the sources of people's names. Raises UsageError."""
     from groupbench.tracker.serve.security import Names, plain_address
-    from groupbench.tracker.tools.git import user
 
     addresses = {text: plain_address(text) for text in proxies}
     for text, address in addresses.items():

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import click
+import msgspec
 
+from groupbench.tracker.cli.declared import argument, command
 from groupbench.tracker.cli.options import reading
 from groupbench.tracker.cli.output import (
     APART,
@@ -20,7 +23,10 @@ from groupbench.tracker.cli.output import (
     write_json,
     write_table,
 )
+from groupbench.tracker.facts.environment import declared
 from groupbench.tracker.facts.identity import SHOWN
+from groupbench.tracker.facts.record import STATUSES
+from groupbench.tracker.query.rows import PointDetail, PointRow, RunRow
 from groupbench.tracker.text import repro
 from groupbench.tracker.text.wording import (
     commit_text,
@@ -35,7 +41,6 @@ from groupbench.tracker.text.wording import (
 if TYPE_CHECKING:
     from sqlalchemy.orm import Session
 
-    from groupbench.tracker.query.rows import PointDetail, PointRow, RunRow
 
 _CELLS = (
     Column("id", "id"),
@@ -51,11 +56,8 @@ _CELLS = (
 _FACTS = (Column("fact", "fact"), Column("value", "value", wraps=True))
 
 
-@click.command()
-@click.argument("what", metavar="ID")
-@output_formats
-@click.pass_obj
-def show(db: str, what: str, form: Format) -> None:
+@command()
+def show(db: str, what: str = argument(metavar="ID"), form: Format = output_formats) -> None:
     """Show everything stored about a point or a run, such as its loaded files and those that differ from before.
 
     ID is a point's id as `history --ids` prints it (12.3), or run: and the start of a run's id (run:3f2a).
@@ -71,15 +73,13 @@ def show(db: str, what: str, form: Format) -> None:
 
 
 def _run(session: Session, run: RunRow, form: Format) -> None:
-    from groupbench.tracker.facts.environment import declared
     from groupbench.tracker.query.points import points_of_run
-    from groupbench.tracker.query.rows import PointRow
 
     points = points_of_run(session, run)
     environments = {point.environment.identity: point.environment for point in points}
     rows = [point.flat() for point in points]
     if form == "json":
-        described = [{"environment": i, **_builtins(row.facts)} for i, row in environments.items()]
+        described = [{"environment": i, **msgspec.to_builtins(row.facts)} for i, row in environments.items()]
         write_json({"run": _run_facts(run), "environments": described, "points": rows})
     elif form == "csv":
         write_table(plain(PointRow.columns()), rows, form)
@@ -98,8 +98,6 @@ def _run_facts(run: RunRow) -> dict[str, Any]:
 
 
 def _counts(points: list[PointRow]) -> dict[str, Any]:
-    from groupbench.tracker.facts.record import STATUSES
-
     counts = {status: sum(point.status == status for point in points) for status in STATUSES}
     return {"cells": ", ".join(f"{number} {status}" for status, number in counts.items() if number)}
 
@@ -164,7 +162,7 @@ def _shown(key: str, value: Any) -> str:
 
 def _tables(detail: PointDetail) -> Iterator[tuple[str, tuple[Column, ...], list[dict[str, Any]]]]:
     """Yield (title, columns, rows) of a point's environment, kernels, loaded files, packages and bursts."""
-    facts = {name: value for name, value in _builtins(detail.point.environment.facts).items() if value}
+    facts = {name: value for name, value in msgspec.to_builtins(detail.point.environment.facts).items() if value}
     settings = facts.pop("settings", {})
     facts |= {f"setting {name}": value for name, value in settings.items()}
     yield "environment", _FACTS, [{"fact": name, "value": value} for name, value in facts.items()]
@@ -190,8 +188,7 @@ def _tables(detail: PointDetail) -> Iterator[tuple[str, tuple[Column, ...], list
 
 def _burst_columns(detail: PointDetail) -> tuple[Column, ...]:
     columns = (
-        Column("burst", "burst", right=True),
-        Column("samples", "samples", right=True),
+        *plain(("burst", "samples"), right=True),
         Column("median ms", "median_ms", milliseconds, right=True),
         Column("from the median", "change", signed_percent, right=True),
     )
@@ -207,8 +204,6 @@ def _burst_columns(detail: PointDetail) -> tuple[Column, ...]:
 
 
 def _burst_rows(detail: PointDetail) -> list[dict[str, Any]]:
-    import statistics
-
     rows = []
     for i, burst in enumerate(detail.bursts_ms):
         median = statistics.median(burst)
@@ -230,9 +225,3 @@ def _write_facts(facts: dict[str, Any], form: Format) -> None:
     width = max(map(len, texts))
     for name, value in texts.items():
         click.echo(f"{printable(name):<{width}}  {printable(value)}")
-
-
-def _builtins(value: Any) -> Any:
-    import msgspec
-
-    return msgspec.to_builtins(value)

@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from sqlalchemy.orm import Session
@@ -15,6 +16,7 @@ from groupbench.tracker.compare.sides import ComparedSide
 from groupbench.tracker.facts.bursts import median
 from groupbench.tracker.facts.environment import environment_differences
 from groupbench.tracker.facts.errors import QueryError
+from groupbench.tracker.facts.grouping import grouped
 from groupbench.tracker.facts.identity import SHOWN
 from groupbench.tracker.facts.metrics import RMS
 from groupbench.tracker.facts.verdicts import Verdict
@@ -107,21 +109,28 @@ class Comparison:
     @property
     def overall(self) -> GeometricMean | None:
         """The geometric mean over all ratios with an interval, if any."""
-        return geometric_mean([pair.ratio for pair in self.pairs if pair.ratio is not None and not pair.blind])
+        return geometric_mean([ratio for _, ratio in self._ratios])
+
+    @property
+    def _ratios(self) -> list[tuple[str, float]]:  # each with its backend
+        pairs = [pair for pair in self.pairs if not pair.blind]
+        return [(pair.series.backend, pair.ratio) for pair in pairs if pair.ratio is not None]
 
     @property
     def by_backend(self) -> dict[str, GeometricMean]:
         """The geometric mean of each backend with ratios, by name."""
-        ratios: dict[str, list[float]] = {}
-        for pair in self.pairs:
-            if pair.ratio is not None and not pair.blind:
-                ratios.setdefault(pair.series.backend, []).append(pair.ratio)
-        means = {backend: geometric_mean(ratios[backend]) for backend in sorted(ratios)}
+        ratios = sorted(grouped(self._ratios, itemgetter(0)).items())
+        means = {backend: geometric_mean([ratio for _, ratio in rows]) for backend, rows in ratios}
         return {backend: mean for backend, mean in means.items() if mean is not None}
 
-    def means(self) -> list[dict[str, Any]]:
-        """Return `by_backend` as a list of plain dicts."""
-        return [{"backend": backend, **asdict(mean)} for backend, mean in self.by_backend.items()]
+    def facts(self) -> dict[str, Any]:
+        """Return the counts, the geometric means and the differences, for JSON."""
+        return {
+            "counts": self.counts,
+            "geometric_mean": self.geometric_mean,
+            "geometric_means": [{"backend": backend, **asdict(mean)} for backend, mean in self.by_backend.items()],
+            "differences": list(self.differences),
+        }
 
 
 def compare(
@@ -159,7 +168,7 @@ def compare_sides(
     series = {point.series.sort_key: point.series for side in (a, b) for point in side.points}
     allowed = {row.sort_key for row in narrowed(series.values(), where, exact=True)}
     a, b = (replace(side, points=tuple(p for p in side.points if p.series.sort_key in allowed)) for side in (a, b))
-    at_a, at_b = sides.by_series(a.points), sides.by_series(b.points)
+    at_a, at_b = (grouped(side.points, lambda point: point.series.sort_key) for side in (a, b))
     pairs = [
         compare_series(series[key], at_a.get(key, []), at_b.get(key, []), force=force, min_effect=min_effect)
         for key in sorted({*at_a, *at_b})

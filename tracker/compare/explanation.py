@@ -16,6 +16,7 @@ from groupbench.tracker.compare.ir import IrDiff
 from groupbench.tracker.compare.kernels import KernelPair, differences, pairs
 from groupbench.tracker.compare.sides import ComparedSide
 from groupbench.tracker.facts.environment import environment_differences
+from groupbench.tracker.facts.grouping import grouped
 from groupbench.tracker.facts.kernel_files import KernelFolder
 from groupbench.tracker.facts.loaded import UNKNOWN, LoadedDifference, difference_of_all
 from groupbench.tracker.facts.metrics import LATENCY, METRICS, NCU, Metric
@@ -189,11 +190,11 @@ def _environment(cells: Iterable[CellKernels]) -> tuple[str, ...]:
 
 def _groups(cells: Iterable[CellKernels]) -> tuple[CellGroup, ...]:
     """Return the cells whose kernels changed in the same way, those with the largest change of latency first."""
-    groups: dict[tuple[object, ...], list[CellKernels]] = {}
-    for cell in cells:
-        if cell.changed:
-            series = cell.before.series
-            groups.setdefault((series.operator, series.backend, cell.differences), []).append(cell)
+
+    def key(cell: CellKernels) -> tuple[object, ...]:
+        return cell.before.series.operator, cell.before.series.backend, cell.differences
+
+    groups = grouped((cell for cell in cells if cell.changed), key)
     return tuple(sorted((CellGroup(tuple(held)) for held in groups.values()), key=_weight, reverse=True))
 
 

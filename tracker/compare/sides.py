@@ -159,10 +159,3 @@ def points_of(records: Iterable[Record], name: str) -> list[PointRow]:
         ingest(store, enumerate(records, 1), name)
         with store.read() as session:
             return by_series_and_time(points_where(session))
-
-
-def by_series(points: Sequence[PointRow]) -> dict[tuple[str, ...], list[PointRow]]:
-    grouped: dict[tuple[str, ...], list[PointRow]] = {}
-    for point in points:
-        grouped.setdefault(point.series.sort_key, []).append(point)
-    return grouped

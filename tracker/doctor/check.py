@@ -19,3 +19,8 @@ class Check:
     level: Level = "fact"
     why: str | None = None
     command: str | None = None
+
+
+def unless(bad: bool, area: str, name: str, value: str, why: str, command: str) -> Check:
+    """Return a fact, or a possible improvement if it is `bad`."""
+    return Check(area, name, value, "better", why, command) if bad else Check(area, name, value)

@@ -22,7 +22,7 @@ from typing import Any
 
 import msgspec
 
-from groupbench.tracker.doctor.check import Check
+from groupbench.tracker.doctor.check import Check, unless
 from groupbench.tracker.doctor.gpu import gpus
 from groupbench.tracker.facts.environment import installed_version
 from groupbench.tracker.facts.programs import own_program
@@ -152,29 +152,32 @@ def _package(name: str, inventory: dict[str, Any]) -> Iterator[Check]:
 
     Incompatible versions fail at that import.
     """
-    entry = next((p for p in inventory.get("packages", ()) if p["name"] == name), None)
-    number = entry["version"] if entry else installed_version(name)
+    number, error = _installed(name, inventory)
     pinned = f"python -m pip install -c ci/constraints.txt {name}"
     if number is None:
         why = "nothing can be measured without it" if name == "torch" else f"{name.capitalize()} kernels need it"
         yield Check("software", name, "missing", "broken" if name == "torch" else "better", why, pinned)
-    elif entry and entry.get("error"):
-        why = f"cannot be imported together with the others: {entry['error']}"
-        yield Check("software", name, str(number), "broken", why, f"{pinned} torch triton helion")
+    elif error:
+        why = f"cannot be imported together with the others: {error}"
+        yield Check("software", name, number, "broken", why, f"{pinned} torch triton helion")
     else:
         built = f", CUDA {inventory['cuda']}" if name == "torch" and inventory.get("cuda") else ""
         yield Check("software", name, f"{number}{built}")
 
 
 def _tritonbench(inventory: dict[str, Any]) -> Check:
-    entry = next((p for p in inventory.get("packages", ()) if p["name"] == "tritonbench"), None)
-    number = entry["version"] if entry else installed_version("tritonbench")
+    number, error = _installed("tritonbench", inventory)
     if number is None:
         return Check("software", "tritonbench", "not installed: the built-in host is used")
-    if entry and entry.get("error"):
-        command = "python -m pip install -e '.[tritonbench]'    # or: tritonbench --host builtin"
-        return Check("software", "tritonbench", str(number), "better", entry["error"], command)
-    return Check("software", "tritonbench", str(number))
+    command = "python -m pip install -e '.[tritonbench]'    # or: tritonbench --host builtin"
+    return unless(bool(error), "software", "tritonbench", number, error, command)
+
+
+def _installed(name: str, inventory: dict[str, Any]) -> tuple[str | None, str]:
+    """Return a package's version, and why it cannot be imported."""
+    entry: dict[str, Any] = next((p for p in inventory.get("packages", ()) if p["name"] == name), {})
+    number = entry["version"] if entry else installed_version(name)
+    return None if number is None else str(number), entry.get("error") or ""
 
 
 def _has_card(cards: list[Check]) -> bool:
@@ -184,11 +187,10 @@ def _has_card(cards: list[Check]) -> bool:
 def _host() -> Iterator[Check]:
     yield Check("host", "system", f"{platform.system()} {platform.release()}, {os.cpu_count()} CPUs")
     governor = _read("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")
-    if governor is not None and governor != "performance":
+    if governor is not None:
         why = "the CPU's clock follows its load, which changes launch times and everything timed on the CPU"
-        yield Check("host", "CPU governor", governor, "better", why, "sudo cpupower frequency-set -g performance")
-    elif governor is not None:
-        yield Check("host", "CPU governor", governor)
+        command = "sudo cpupower frequency-set -g performance"
+        yield unless(governor != "performance", "host", "CPU governor", governor, why, command)
     load, cpus = os.getloadavg()[0], os.cpu_count() or 1
     threads = os.environ.get("OMP_NUM_THREADS", "1")
     if threads == "1":
@@ -196,21 +198,20 @@ def _host() -> Iterator[Check]:
     else:
         why = "on a busy machine, threads that wait for each other take up to a thousand times as long"
         yield Check("host", "CPU threads", threads, "better", why, "unset OMP_NUM_THREADS")
-    text = f"{load:.1f} on {cpus} CPUs"
-    if load > BUSY * cpus:
-        why = "other processes slow down launches and everything timed on the CPU: wait until they end"
-        yield Check("host", "load", text, "better", why, "ps -eo pid,user,pcpu,etime,args --sort=-pcpu | head")
-    else:
-        yield Check("host", "load", text)
-    if shutil.which(os.environ.get("CC") or "cc") is None and not any(map(shutil.which, ("gcc", "clang"))):
-        why = "Triton compiles a C launcher for each kernel on a GPU"
-        yield Check("host", "C compiler", "missing", "better", why, "sudo apt-get install gcc libc6-dev")
-    if not Path(sysconfig.get_path("include"), "Python.h").exists():
-        why = "Triton's C launchers include it"
-        yield Check("host", "Python.h", "missing", "better", why, "sudo apt-get install python3-dev")
-    if shutil.which("git") is None:
-        why = "records name their commit, and `ab`, `confirm` and `bisect` check out commits"
-        yield Check("host", "git", "missing", "better", why, "sudo apt-get install git")
+    why = "other processes slow down launches and everything timed on the CPU: wait until they end"
+    command = "ps -eo pid,user,pcpu,etime,args --sort=-pcpu | head"
+    yield unless(load > BUSY * cpus, "host", "load", f"{load:.1f} on {cpus} CPUs", why, command)
+    compilers = (os.environ.get("CC") or "cc", "gcc", "clang")
+    header = Path(sysconfig.get_path("include"), "Python.h")
+    for name, exists, why, packages in (
+        ("C compiler", any(map(shutil.which, compilers)), "Triton compiles a C launcher for each kernel on a GPU",
+         "gcc libc6-dev"),
+        ("Python.h", header.exists(), "Triton's C launchers include it", "python3-dev"),
+        ("git", shutil.which("git"), "records name their commit, and `ab`, `confirm` and `bisect` check out commits",
+         "git"),
+    ):  # fmt: skip
+        if not exists:
+            yield Check("host", name, "missing", "better", why, f"sudo apt-get install {packages}")
 
 
 def _storage(database: str) -> Iterator[Check]:
@@ -231,12 +232,9 @@ def _storage(database: str) -> Iterator[Check]:
             yield Check(
                 "storage", name, f"{folder} cannot be written", "broken", "files cannot be stored", f"ls -ld {folder}"
             )
-        elif free < FREE_GIB:
-            yield Check(
-                "storage", name, text, "better", f"less than {FREE_GIB:.0f} GiB", f"du -xh {folder} | sort -h | tail"
-            )
         else:
-            yield Check("storage", name, text)
+            command = f"du -xh {folder} | sort -h | tail"
+            yield unless(free < FREE_GIB, "storage", name, text, f"less than {FREE_GIB:.0f} GiB", command)
 
 
 def _database(location: str) -> Check:

@@ -10,7 +10,7 @@ import importlib
 from collections.abc import Iterator
 from typing import Any
 
-from groupbench.tracker.doctor.check import Check
+from groupbench.tracker.doctor.check import Check, unless
 
 HELD = 0x2
 """The reason "application clocks setting": `nvidia-smi -lgc` or `-ac` holds the clocks."""
@@ -53,14 +53,8 @@ def gpus() -> Iterator[Check]:
     try:
         nvml = importlib.import_module("pynvml")
     except ImportError:
-        yield Check(
-            "gpu",
-            "NVML",
-            "its Python package is missing",
-            "better",
-            "GPUs cannot be checked",
-            _PIP.format("nvidia-ml-py"),
-        )
+        command = "python -m pip install nvidia-ml-py"
+        yield Check("gpu", "NVML", "its Python package is missing", "better", "GPUs cannot be checked", command)
         return
     try:
         nvml.nvmlInit()
@@ -73,9 +67,6 @@ def gpus() -> Iterator[Check]:
     yield Check("gpu", "CUDA of the driver", f"{cuda // 1000}.{cuda % 1000 // 10}")
     for index in range(nvml.nvmlDeviceGetCount()):
         yield from _device(GpuDevice(nvml, index))
-
-
-_PIP = "python -m pip install {}"
 
 
 def _device(gpu: GpuDevice) -> Iterator[Check]:
@@ -115,18 +106,12 @@ def _clocks(gpu: GpuDevice, area: str) -> Iterator[Check]:
     degrees = gpu.ask("nvmlDeviceGetTemperature", TEMPERATURE)
     if degrees is not None:
         yield Check(area, "temperature", f"{degrees} °C")
-    limit, usual = (
-        gpu.ask("nvmlDeviceGetPowerManagementLimit"),
-        gpu.ask("nvmlDeviceGetPowerManagementDefaultLimit"),
-    )
+    limit = gpu.ask("nvmlDeviceGetPowerManagementLimit")
     if limit is not None:
-        text = f"{limit / 1000:.0f} W"
-        if usual is not None and limit < usual:
-            command = f"sudo nvidia-smi -i {gpu.index} -pl {usual // 1000}"
-            why = f"below the default of {usual / 1000:.0f} W: under load it slows down earlier than other GPUs"
-            yield Check(area, "power limit", text, "better", why, command)
-        else:
-            yield Check(area, "power limit", text)
+        usual = gpu.ask("nvmlDeviceGetPowerManagementDefaultLimit") or limit
+        why = f"below the default of {usual / 1000:.0f} W: under load it slows down earlier than other GPUs"
+        command = f"sudo nvidia-smi -i {gpu.index} -pl {usual // 1000}"
+        yield unless(limit < usual, area, "power limit", f"{limit / 1000:.0f} W", why, command)
 
 
 def _steady(gpu: GpuDevice, highest: int) -> int:
@@ -138,20 +123,15 @@ def _steady(gpu: GpuDevice, highest: int) -> int:
 
 def _modes(gpu: GpuDevice, area: str) -> Iterator[Check]:
     persistence = gpu.ask("nvmlDeviceGetPersistenceMode")
-    if persistence == 0:
+    if persistence is not None:
         why = "the driver unloads between processes: each start takes seconds, and clock settings are lost"
-        yield Check(area, "persistence", "off", "better", why, f"sudo nvidia-smi -i {gpu.index} -pm 1")
-    elif persistence is not None:
-        yield Check(area, "persistence", "on")
+        command = f"sudo nvidia-smi -i {gpu.index} -pm 1"
+        yield unless(not persistence, area, "persistence", "on" if persistence else "off", why, command)
     ecc = gpu.ask("nvmlDeviceGetEccMode")
     if ecc is not None:
         current, pending = ("on" if mode else "off" for mode in ecc)
-        if current != pending:
-            why = f"will be {pending} after a reset, which changes memory-bound latencies"
-            command = f"sudo nvidia-smi -i {gpu.index} -r"
-            yield Check(area, "ECC", current, "better", why, command)
-        else:
-            yield Check(area, "ECC", current)
+        why = f"will be {pending} after a reset, which changes memory-bound latencies"
+        yield unless(current != pending, area, "ECC", current, why, f"sudo nvidia-smi -i {gpu.index} -r")
     errors = gpu.ask("nvmlDeviceGetTotalEccErrors", ERRORS_UNCORRECTED, SINCE_BOOT)
     if errors:
         why = "faulty memory makes results wrong; have the GPU checked"
@@ -160,11 +140,10 @@ def _modes(gpu: GpuDevice, area: str) -> Iterator[Check]:
             f"nvidia-smi -i {gpu.index} -q -d ECC,ROW_REMAPPER",
         )  # fmt: skip
     mig = gpu.ask("nvmlDeviceGetMigMode")
-    if mig is not None and mig[0]:
+    if mig is not None:
         why = "a process sees a slice of the GPU, so latencies are comparable only within the same slice"
-        yield Check(area, "MIG", "on", "better", why, f"sudo nvidia-smi -i {gpu.index} -mig 0")
-    elif mig is not None:
-        yield Check(area, "MIG", "off")
+        command = f"sudo nvidia-smi -i {gpu.index} -mig 0"
+        yield unless(bool(mig[0]), area, "MIG", "on" if mig[0] else "off", why, command)
 
 
 def _company(gpu: GpuDevice, area: str) -> Iterator[Check]:

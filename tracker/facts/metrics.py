@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 Better = Literal["lower", "higher", "neither"]
@@ -121,20 +122,29 @@ QUANTITIES = (
 )
 """Values of imported benchmarks that are not times. Such a cell has one of them, and no latency."""
 
+_exact = partial(Metric, rule="exact", least=0.0)
+"""A number decided by the compiler or the code: any change counts."""
+
+_cold = partial(Metric, rule="scatter", floor=0.05, least=0.25, negligible=100.0, cost="cold")
+"""A time of a fresh process, which varies by several percent and matters only in larger steps."""
+
+_close = partial(Metric, rule="scatter", floor=0.005, least=0.03, follows="latency")
+"""A quotient or product of a latency with little scatter of its own."""
+
+_memory = partial(Metric, rule="exact", negligible=2.0)
+"""Device memory: 2 MiB is one block of torch's allocator."""
+
+_rate = partial(Metric, derived=True, better="higher")
+_share = partial(Metric, better="higher", cost=NCU)
+
 METRICS: dict[str, Metric] = {
     metric.name: metric
     for metric in (
         LATENCY,
-        Metric(
-            "tflops",
-            "TFLOP/s",
-            "floating-point operations of the rows in use, over the latency",
-            "tflops",
-            "tflops",
-            True,
-            "higher",
+        _rate(
+            "tflops", "TFLOP/s", "floating-point operations of the rows in use, over the latency", "tflops", "tflops"
         ),
-        Metric("gbps", "GB/s", "smallest possible traffic over the latency", "GB/s", "gbps", True, "higher"),
+        _rate("gbps", "GB/s", "smallest possible traffic over the latency", "GB/s", "gbps"),
         RMS,
         Metric("max_abs", "", "largest absolute error", "max error", "max_abs"),
         Metric("worst_block_rms", "", "largest relative RMS of a row or block", "worst block", "worst_block_rms"),
@@ -173,60 +183,36 @@ METRICS: dict[str, Metric] = {
             better="higher",
             rule="exact",
         ),
-        Metric(
+        _exact(
             "batch_invariant",
             "",
             "1: a row's bits do not depend on the rest of its batch, 0: they do",
             "batch invariant",
             better="higher",
-            rule="exact",
-            least=0.0,
             cost="invariance",
         ),
-        Metric(
+        _exact(
             "fresh_output",
             "",
             "1: each call returns memory of its own, 0: a buffer is handed out again",
             "fresh output",
             better="higher",
-            rule="exact",
-            least=0.0,
         ),
-        Metric(
+        _exact(
             "special_values",
             "",
             "1: right on NaN, infinity, zeros and other magnitudes too, 0: fragile",
             "special values",
             better="higher",
-            rule="exact",
-            least=0.0,
         ),
         # Metrics of the compiled kernels of a call.
-        Metric(
-            "spills",
-            "B",
-            "local memory per thread for spilled registers, over all kernels",
-            rule="exact",
-            least=0.0,
+        _exact("spills", "B", "local memory per thread for spilled registers, over all kernels"),
+        _exact("local_ops", "", "instructions that read or write local memory", "local ops"),
+        _exact(
+            "occupancy", "", "smallest share of an SM's warps that can be resident at once", better="higher", hint=True
         ),
-        Metric("local_ops", "", "instructions that read or write local memory", "local ops", rule="exact", least=0.0),
-        Metric(
-            "occupancy",
-            "",
-            "smallest share of an SM's warps that can be resident at once",
-            better="higher",
-            rule="exact",
-            least=0.0,
-            hint=True,
-        ),
-        Metric(
-            "stages",
-            "",
-            "pipeline stages, the fewest over kernels that multiply matrices",
-            better="higher",
-            rule="exact",
-            least=0.0,
-            hint=True,
+        _exact(
+            "stages", "", "pipeline stages, the fewest over kernels that multiply matrices", better="higher", hint=True
         ),
         Metric("registers", "", "registers per thread, the most over all kernels", better="neither"),
         Metric(
@@ -235,31 +221,15 @@ METRICS: dict[str, Metric] = {
         Metric("matrix_ops", "", "instructions that multiply matrices (wgmma, mma, tcgen05)", better="neither"),
         Metric("tma_loads", "", "instructions that load by TMA", "TMA loads", better="neither"),
         # Metrics of a call that `--costs` measures.
-        Metric(
-            "kernels",
-            "",
-            "kernels, copies and fills that one call launches on the GPU",
-            rule="exact",
-            least=0.0,
-            cost="kernels",
-        ),
-        Metric(
+        _exact("kernels", "", "kernels, copies and fills that one call launches on the GPU", cost="kernels"),
+        _memory(
             "workspace_mib",
             "MiB",
             "peak device memory of a call beyond inputs and output",
             "workspace MiB",
-            rule="exact",
-            negligible=2.0,
             cost="memory",
         ),
-        Metric(
-            "kept_mib",
-            "MiB",
-            "device memory that `prepare` keeps beyond inputs",
-            "kept MiB",
-            rule="exact",
-            negligible=2.0,
-        ),
+        _memory("kept_mib", "MiB", "device memory that `prepare` keeps beyond inputs", "kept MiB"),
         Metric(
             "kept_outside_mib",
             "MiB",
@@ -269,53 +239,22 @@ METRICS: dict[str, Metric] = {
             least=0.25,
             negligible=128.0,
         ),
-        Metric(
-            "compile_ms",
-            "ms",
-            "time to compile the kernels that are not cached",
-            "compile ms",
-            rule="scatter",
-            floor=0.05,
-            least=0.25,
-            negligible=50.0,
-            cost="cold",
-        ),
-        Metric(
-            "tune_ms",
-            "ms",
-            "time for autotuning, without compilation",
-            "tune ms",
-            rule="scatter",
-            floor=0.05,
-            least=0.25,
-            negligible=100.0,
-            cost="cold",
-        ),
+        _cold("compile_ms", "ms", "time to compile the kernels that are not cached", "compile ms", negligible=50.0),
+        _cold("tune_ms", "ms", "time for autotuning, without compilation", "tune ms"),
         Metric(
             "cold_prepare_ms", "ms", "preparing in a fresh process with empty caches", "cold prepare ms", cost="cold"
         ),
-        Metric(
-            "first_result_ms",
-            "ms",
-            "time to the first result of a fresh process with empty caches",
-            "first result ms",
-            rule="scatter",
-            floor=0.05,
-            least=0.25,
-            negligible=100.0,
-            cost="cold",
+        _cold(
+            "first_result_ms", "ms", "time to the first result of a fresh process with empty caches", "first result ms"
         ),
-        Metric(
+        # its relevant changes are a few times its scatter, those of compile times many times
+        _close(
             "energy_j",
             "J",
             "energy of one call, in a series of calls that keeps the GPU busy",
             "energy J",
-            rule="scatter",
-            floor=0.005,
-            least=0.03,
-            share=4.0,  # its relevant changes are a few times its scatter, those of compile times many times
+            share=4.0,
             cost="energy",
-            follows="latency",
         ),
         Metric(
             "power_w", "W", "power of the GPU during that series of calls", "power W", better="neither", cost="energy"
@@ -329,67 +268,33 @@ METRICS: dict[str, Metric] = {
             better="higher",
             cost="energy",
         ),
-        Metric(
+        _close(
             "sol_gap",
             "",
             "latency over the shortest time at the ceilings measured by the run's canaries",
             "SOL gap",
-            rule="scatter",
-            floor=0.005,
-            least=0.03,
             hint=True,
             shared=True,
-            follows="latency",
         ),
         # Metrics of a profiled call, which the profiler slows down: they explain a latency and are not judged.
         Metric(
-            "ncu_ms",
-            "ms",
-            "time of one call's kernels under ncu, not a latency",
-            "ncu ms",
-            better="neither",
-            cost=NCU,
+            "ncu_ms", "ms", "time of one call's kernels under ncu, not a latency", "ncu ms", better="neither", cost=NCU
         ),
         Metric("dram_mib", "MiB", "bytes that one call reads from and writes to DRAM", "DRAM MiB", cost=NCU),
-        Metric(
-            "dram_share",
-            "",
-            "DRAM throughput over its peak, averaged over a call's kernels by time",
-            "DRAM share",
-            better="higher",
-            cost=NCU,
-        ),
-        Metric(
-            "l2_share",
-            "",
-            "L2 throughput over its peak, averaged over a call's kernels by time",
-            "L2 share",
-            better="higher",
-            cost=NCU,
-        ),
-        Metric(
-            "l2_hit_share",
-            "",
-            "share of L2 accesses that hit, averaged over a call's kernels by time",
-            "L2 hits",
-            better="higher",
-            cost=NCU,
-        ),
-        Metric(
+        _share("dram_share", "", "DRAM throughput over its peak, averaged over a call's kernels by time", "DRAM share"),
+        _share("l2_share", "", "L2 throughput over its peak, averaged over a call's kernels by time", "L2 share"),
+        _share("l2_hit_share", "", "share of L2 accesses that hit, averaged over a call's kernels by time", "L2 hits"),
+        _share(
             "tensor_share",
             "",
             "share of time in which tensor cores are busy, averaged over a call's kernels by time",
             "tensor share",
-            better="higher",
-            cost=NCU,
         ),
-        Metric(
+        _share(
             "achieved_occupancy",
             "",
             "share of an SM's warps that are resident, averaged over a call's kernels by time",
             "achieved occupancy",
-            better="higher",
-            cost=NCU,
         ),
         Metric("barriers", "", "instructions that wait at a barrier", better="neither"),
         *QUANTITIES,

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 
 from groupbench.tracker.facts.exits import ExitCode
 
@@ -37,8 +38,8 @@ TONES = (GOOD, BAD, WARN, FAINT)
 @dataclass(frozen=True)
 class _Facts:
     word: str
-    tone: Tone
     meaning: str
+    tone: Tone
     exit: ExitCode = ExitCode.OK
     strict: ExitCode = ExitCode.OK
     quiet: bool = False
@@ -46,6 +47,10 @@ class _Facts:
     of_sides: bool = False
     unjudged: str = ""
     phrase: str = ""
+
+
+_may = partial(_Facts, tone=WARN, exit=ExitCode.INCOMPLETE, changed=True)
+_open = partial(_Facts, tone=FAINT, strict=ExitCode.INCOMPLETE)
 
 
 class Verdict(StrEnum):
@@ -73,81 +78,37 @@ class Verdict(StrEnum):
     def __new__(cls, facts: _Facts) -> Verdict:
         self = str.__new__(cls, facts.word)
         self._value_ = facts.word
-        self.tone, self.meaning, self.exit, self.strict = facts.tone, facts.meaning, facts.exit, facts.strict
-        self.quiet, self.changed, self.of_sides = facts.quiet, facts.changed, facts.of_sides
-        self.unjudged, self.phrase = facts.unjudged, facts.phrase or facts.word
-        self.severity = len(cls.__members__)
+        vars(self).update(vars(facts), phrase=facts.phrase or facts.word, severity=len(cls.__members__))
         return self
 
     WRONG = _Facts(
-        "wrong", BAD, "its error exceeds the tolerance, or another check failed", ExitCode.FAILED, of_sides=True
+        "wrong", "its error exceeds the tolerance, or another check failed", BAD, ExitCode.FAILED, of_sides=True
     )
-    REGRESSED = _Facts("regressed", BAD, "it got worse", ExitCode.FAILED, changed=True, of_sides=True)
+    REGRESSED = _Facts("regressed", "it got worse", BAD, ExitCode.FAILED, changed=True, of_sides=True)
     MISSING = _Facts(
-        "missing",
-        WARN,
-        "it failed, or the previous run measured it and this one did not",
-        ExitCode.INCOMPLETE,
+        "missing", "it failed, or the previous run measured it and this one did not", WARN, ExitCode.INCOMPLETE,
         of_sides=True,
+    )  # fmt: skip
+    UNRESOLVED = _may("unresolved", "it may have changed, but an A/B did not decide, or the machine may be the cause")
+    SUSPECT = _may(  # suspected improvements do not set the exit code
+        "suspect", "it may have changed; an A/B can decide", phrase="may have regressed"
     )
-    UNRESOLVED = _Facts(
-        "unresolved",
-        WARN,
-        "it may have changed, but an A/B did not decide, or the machine may be the cause",
-        ExitCode.INCOMPLETE,
-        changed=True,
-    )
-    SUSPECT = _Facts(
-        "suspect",
-        WARN,
-        "it may have changed; an A/B can decide",
-        ExitCode.INCOMPLETE,
-        changed=True,
-        phrase="may have regressed",  # suspected improvements do not set the exit code
-    )
-    UNCONFIRMED = _Facts(
-        "unconfirmed",
-        WARN,
-        "its first night far outside all earlier results; an A/B or the next night can decide",
-        ExitCode.INCOMPLETE,
-        changed=True,
+    UNCONFIRMED = _may(
+        "unconfirmed", "its first night far outside all earlier results; an A/B or the next night can decide"
     )
     INCOMPARABLE = _Facts(
-        "incomparable",
-        WARN,
-        "it changed on a machine that has not measured it before",
-        ExitCode.INCOMPARABLE,
-        of_sides=True,
-        unjudged="on a new machine",
+        "incomparable", "it changed on a machine that has not measured it before", WARN, ExitCode.INCOMPARABLE,
+        of_sides=True, unjudged="on a new machine",
+    )  # fmt: skip
+    UNDECIDED = _open(
+        "undecided", "it may have got worse, but history cannot tell, and no A/B decided", unjudged="undecided"
     )
-    UNDECIDED = _Facts(
-        "undecided",
-        FAINT,
-        "it may have got worse, but history cannot tell, and no A/B decided",
-        strict=ExitCode.INCOMPLETE,
-        unjudged="undecided",
-    )
-    IMPROVED = _Facts("improved", GOOD, "it got better", changed=True, of_sides=True)
-    NOISY = _Facts(
-        "noisy",
-        FAINT,
-        "its bursts vary too much to judge the latency",
-        strict=ExitCode.INCOMPLETE,
-        quiet=True,
-        unjudged="too noisy",
-    )
-    OK = _Facts("ok", GOOD, "it did not change, or not because of the code", quiet=True, of_sides=True)
-    NEW = _Facts(
-        "new",
-        FAINT,
-        "it has no earlier result",
-        strict=ExitCode.INCOMPLETE,
-        quiet=True,
-        of_sides=True,
-        unjudged="new",
-    )
-    UNAVAILABLE = _Facts("unavailable", FAINT, "its backend cannot run here", quiet=True)
-    UNKNOWN = _Facts("~", FAINT, "`groupbench compare` cannot judge it", quiet=True, of_sides=True)
+    IMPROVED = _Facts("improved", "it got better", GOOD, changed=True, of_sides=True)
+    NOISY = _open("noisy", "its bursts vary too much to judge the latency", quiet=True, unjudged="too noisy")
+    OK = _Facts("ok", "it did not change, or not because of the code", GOOD, quiet=True, of_sides=True)
+    NEW = _open("new", "it has no earlier result", quiet=True, of_sides=True, unjudged="new")
+    UNAVAILABLE = _Facts("unavailable", "its backend cannot run here", FAINT, quiet=True)
+    UNKNOWN = _Facts("~", "`groupbench compare` cannot judge it", FAINT, quiet=True, of_sides=True)
 
     @property
     def fails(self) -> bool:

@@ -36,7 +36,7 @@ __all__ = ["FORMATS", "FormatError", "Loaded", "Options", "load"]
 NAMES_IN_NOTE = 3
 """Names in a note, for each reason."""
 
-HEAD = 64 * 1024
+HEAD_BYTES = 64 * 1024
 """Bytes at the start of a file by which its format is recognised."""
 
 
@@ -163,7 +163,7 @@ def _find(path: Path, name: str | None, options: Options) -> Format:
     head = b""
     if not path.is_dir():
         with path.open("rb") as file:
-            head = file.read(HEAD).removeprefix(codecs.BOM_UTF8)
+            head = file.read(HEAD_BYTES).removeprefix(codecs.BOM_UTF8)
         if not head.strip():
             raise UnknownFormat("is empty")
     for candidate in FORMATS:

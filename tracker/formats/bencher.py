@@ -12,7 +12,6 @@ from pathlib import Path
 
 import msgspec
 
-from groupbench.tracker.facts.record import Environment, Run
 from groupbench.tracker.formats.common import ImportedResult, LeftOut, Options, Read, Reader, read_runs
 from groupbench.tracker.formats.values import FormatError, convert, load_json, read_bytes, unit_in
 
@@ -45,12 +44,6 @@ class _BencherReader(Reader):
     def __init__(self, data: bytes, options: Options) -> None:
         super().__init__(data, options)
         self.benchmarks = convert(load_json(data), dict[str, dict[str, BencherMetric]])
-
-    def run(self) -> Run:
-        return self.make_run()
-
-    def environment(self) -> Environment:
-        return self.make_environment(device="cpu")
 
     def cells(self) -> Iterator[ImportedResult | LeftOut]:
         for name, measures in self.benchmarks.items():

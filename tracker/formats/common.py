@@ -122,8 +122,8 @@ Read = Record | LeftOut | Merged | Noted
 class Reader(ABC):
     """Reads one run of a file.
 
-    A format's subclass implements `run`, `environment` and `cells`. The base class handles options, statuses, facts
-    under other names (`loose`) and parts of names that change with each run.
+    A format's subclass implements `cells`, and `run` and `environment` if the file has their facts. This class handles
+    options, statuses, facts under other names (`loose`) and parts of names that change with each run.
     """
 
     name: ClassVar[str]
@@ -134,6 +134,9 @@ class Reader(ABC):
 
     dtype: ClassVar[str] = "-"
     """The dtype of cells for which neither the file nor the user names one."""
+
+    part: str | None = None
+    """Distinguishes runs of one file with the same commit and date."""
 
     def __init__(self, data: bytes, options: Options, loose: Mapping[str, Any] | None = None) -> None:
         """Begin to read a run.
@@ -147,13 +150,13 @@ class Reader(ABC):
         self.fleeting: dict[str, str] = {}  # parts of names that were dropped: an example of each kind
         self._settled: Counter[tuple[Any, ...]] = Counter()  # cells whose names lost a part
 
-    @abstractmethod
     def run(self) -> Run:
         """Return the run. Raises FormatError if neither file nor options name a commit and a date."""
+        return self.make_run()
 
-    @abstractmethod
     def environment(self) -> Environment:
         """Return the environment in which the run was measured."""
+        return self.make_environment(device="cpu" if self.timing == "cpu" else None)
 
     @abstractmethod
     def cells(self) -> Iterator[ImportedResult | LeftOut | Noted]:
@@ -253,13 +256,11 @@ class Reader(ABC):
         dirty: bool = False,
         subject: str | None = None,
         committed: datetime | None = None,
-        part: str | None = None,
         options: Options | None = None,
     ) -> Run:
         """Return the run from the file's facts. Raises FormatError if the commit or the date is missing.
 
         Args:
-            part: Distinguishes runs of one file that share commit and date.
             options: Used instead of the reader's.
 
         The run's id is a hash of the content and the options, so that a second import adds nothing.
@@ -276,7 +277,7 @@ class Reader(ABC):
         if started is None:
             raise FormatError("contains no date; give --date 2026-01-31T12:00")
         content = [self.name, _hash(self.data), options.key(), commit, date]
-        content += [] if part is None else [part]
+        content += [] if self.part is None else [self.part]
         id_ = hashlib.sha256(msgspec.json.encode(content)).hexdigest()[:32]
         return Run(
             id=f"import-{id_}",

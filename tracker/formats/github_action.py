@@ -8,18 +8,16 @@ the tool (`customBiggerIsBetter`), or of the unit.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from datetime import datetime
 from pathlib import Path
 
 import msgspec
 
 from groupbench.tracker.facts.metrics import Better
-from groupbench.tracker.facts.record import Environment, Run
+from groupbench.tracker.facts.record import Run
 from groupbench.tracker.formats.common import ImportedResult, LeftOut, Options, Read, Reader, distinct, read_runs
 from groupbench.tracker.formats.values import (
-    FormatError,
     convert,
-    from_iso,
+    date_if_valid,
     from_timestamp,
     load_json,
     number_of,
@@ -87,20 +85,17 @@ class _ActionReader(Reader):
 
     def __init__(self, data: bytes, options: Options, suite: str, entry: ActionEntry) -> None:
         super().__init__(data, options)
-        self.suite, self.entry = suite, entry
+        self.suite = self.part = suite
+        self.entry = entry
 
     def run(self) -> Run:
         commit = self.entry.commit
         return self.make_run(
             commit=commit.id if commit else None,
             date=None if self.entry.date is None else from_timestamp(self.entry.date / 1e3),
-            committed=_time(commit.timestamp) if commit else None,
+            committed=date_if_valid(commit.timestamp) if commit else None,
             subject=(commit.message or "").partition("\n")[0] if commit else None,
-            part=self.suite,
         )
-
-    def environment(self) -> Environment:
-        return self.make_environment(device="cpu")
 
     def cells(self) -> Iterator[ImportedResult | LeftOut]:
         better = _BETTER.get(self.entry.tool or "", "neither")
@@ -108,10 +103,3 @@ class _ActionReader(Reader):
             self.measured(bench.name or "-", self.suite, "-", number_of(bench.value), bench.unit, better)
             for bench in self.entry.benches
         )
-
-
-def _time(text: str | None) -> datetime | None:
-    try:
-        return from_iso(text, "commit.timestamp") if text else None
-    except FormatError:
-        return None

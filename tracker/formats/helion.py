@@ -14,14 +14,13 @@ from typing import Any
 
 import msgspec
 
-from groupbench.tracker.facts.record import Environment, Run
-from groupbench.tracker.formats.common import ImportedResult, LeftOut, Options, Read, Reader, numbered, read_runs
-from groupbench.tracker.formats.v3 import V3Benchmark, V3Entry, V3Metric, V3Model
+from groupbench.tracker.facts.record import Environment
+from groupbench.tracker.formats.common import ImportedResult, LeftOut, Options, Read, numbered, read_runs
+from groupbench.tracker.formats.v3 import EntriesReader, V3Benchmark, V3Entry, V3Metric, V3Model
 from groupbench.tracker.formats.values import (
     FormatError,
     convert,
     from_iso,
-    from_timestamp,
     load_json,
     number_of,
     read_bytes,
@@ -90,22 +89,13 @@ def _runs(kernels: list[DashboardKernel]) -> list[tuple[str, list[HelionEntry]]]
     return [(platform, entries) for (_, _, platform), entries in runs.items()]
 
 
-class _HelionReader(Reader):
+class _HelionReader(EntriesReader):
     name = "helion"
     dtype = "unknown"
 
     def __init__(self, data: bytes, options: Options, entries: list[HelionEntry], part: str | None = None) -> None:
-        super().__init__(data, options, entries[0].benchmark.extra_info)
-        self.entries, self.first, self.part = entries, entries[0], part
-
-    def run(self) -> Run:
-        stamp = self.first.timestamp
-        return self.make_run(
-            commit=self.first.head_sha,
-            branch=self.first.head_branch,
-            date=None if stamp is None else from_timestamp(stamp),
-            part=self.part,
-        )
+        super().__init__(data, options, entries, part)
+        self.entries = entries
 
     def environment(self) -> Environment:
         device = self.first.benchmark.extra_info.get("device")

@@ -13,11 +13,11 @@ from statistics import median
 from typing import Any
 
 from groupbench.tracker.facts.metrics import Better
-from groupbench.tracker.facts.record import Environment, Run
-from groupbench.tracker.formats.common import ImportedResult, LeftOut, Options, Reader, distinct
+from groupbench.tracker.facts.record import Environment
+from groupbench.tracker.formats.common import ImportedResult, LeftOut, Options, distinct
 from groupbench.tracker.formats.serving import LOAD
-from groupbench.tracker.formats.v3 import V3Dependency, V3Entry, V3Runner
-from groupbench.tracker.formats.values import from_timestamp, milliseconds_of, number_of, unit_in
+from groupbench.tracker.formats.v3 import EntriesReader, V3Dependency, V3Entry, V3Runner
+from groupbench.tracker.formats.values import milliseconds_of, number_of, unit_in
 
 _HIGHER = re.compile(r".*(speedup|utilization|throughput|goodput|accuracy|pass_rate|sqnr).*", re.IGNORECASE)
 _LOWER = re.compile(r".*(instruction_count|latency|mem_us\w*age|perplexity).*", re.IGNORECASE)
@@ -35,23 +35,15 @@ _SETTINGS = (
 """Keys of free facts by which two results of one metric differ."""
 
 
-class HudReader(Reader):
+class HudReader(EntriesReader):
     """Reads the entries of one run on one runner."""
 
     name = "hud"
 
     def __init__(self, data: bytes, options: Options, entries: Sequence[V3Entry]) -> None:
-        super().__init__(data, options, entries[0].benchmark.extra_info)
-        self.entries, self.first = entries, entries[0]
-
-    def run(self) -> Run:
-        stamp, runner = self.first.timestamp, self._runner
-        return self.make_run(
-            commit=self.first.head_sha,
-            branch=self.first.head_branch,
-            date=None if stamp is None else from_timestamp(stamp),
-            part="|".join(filter(None, (self._device, runner.name, runner.gpu_info, runner.cpu_info))),
-        )
+        super().__init__(data, options, entries)
+        self.entries, runner = entries, self._runner
+        self.part = "|".join(filter(None, (self._device, runner.name, runner.gpu_info, runner.cpu_info)))
 
     def environment(self) -> Environment:
         runner, device = self._runner, self._device

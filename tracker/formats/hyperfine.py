@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from groupbench.tracker.facts.record import LONGEST_NAME, Environment, Run
+from groupbench.tracker.facts.record import LONGEST_NAME
 from groupbench.tracker.formats.common import ImportedResult, LeftOut, Options, Read, Reader, numbered, read_runs
 from groupbench.tracker.formats.values import convert, load_json, read_bytes
 
@@ -49,12 +49,6 @@ class _HyperfineReader(Reader):
         self.document = convert(content, HyperfineDocument)
         loose = {name: value for name, value in content.items() if name != "results"}
         super().__init__(data, options, loose)
-
-    def run(self) -> Run:
-        return self.make_run()
-
-    def environment(self) -> Environment:
-        return self.make_environment(device="cpu")
 
     def cells(self) -> Iterator[ImportedResult | LeftOut]:
         names = ((one, one.command, ",".join(f"{k}={v}" for k, v in one.parameters.items())) for one in self.results)

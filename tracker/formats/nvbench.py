@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from groupbench.tracker.facts.record import Environment, Run
+from groupbench.tracker.facts.record import Environment
 from groupbench.tracker.formats.common import ImportedResult, LeftOut, Noted, Options, Read, Reader, numbered, read_runs
 from groupbench.tracker.formats.values import convert, load_json, number_of, read_bytes, status_of
 
@@ -74,9 +74,6 @@ class _NvReader(Reader):
         super().__init__(data, options, {name: value for name, value in document.meta.items() if name != "version"})
         self.document, self.folder, self.device = document, folder, device
         self.part = f"device {device}" if devices > 1 else None
-
-    def run(self) -> Run:
-        return self.make_run(part=self.part)
 
     def environment(self) -> Environment:
         gpu = next((one for one in self.document.devices if one.id == self.device), None)

@@ -7,8 +7,6 @@ Text instead of a latency becomes a status.
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -23,11 +21,11 @@ from groupbench.tracker.formats.common import ImportedResult, Merged, Options, R
 from groupbench.tracker.formats.values import (
     UNITS,
     FormatError,
+    csv_table,
     from_iso,
     number_of,
     read_bytes,
     status_of,
-    text_lines,
 )
 
 TITLE = "plain CSV"
@@ -58,7 +56,8 @@ def recognise(head: bytes, path: Path) -> bool:
 
 def read(path: Path, options: Options) -> Iterator[Read]:
     data = read_bytes(path)
-    header, table = _table(data)
+    header, table = csv_table(data, _delimiter(data.split(b"\n", 1)[0].decode("utf-8", "replace")))
+    header = [name.strip() for name in header]
     columns = _columns(header, options)
     if options.unit is not None and options.unit not in UNITS:
         raise FormatError(f"--unit {options.unit} is not one of {', '.join(UNITS)}")
@@ -67,8 +66,8 @@ def read(path: Path, options: Options) -> Iterator[Read]:
     for number, cells in table:
         if len(cells) != len(header):
             raise FormatError(f"line {number}: {len(cells)} cells for {len(header)} columns")
-        row = {name: cells[place] for name, place in columns.items()}
-        unused = {name: cells[place] for place, name in enumerate(header) if place not in used}
+        row = {name: cells[place].strip() for name, place in columns.items()}
+        unused = {name: cells[place].strip() for place, name in enumerate(header) if place not in used}
         try:
             facts = _RunFacts.of(row, options)
             if facts.key not in readers:
@@ -199,19 +198,6 @@ def _result(group: _Lines, scale: float) -> ImportedResult:
     accuracy = _accuracy(group.lines)
     metrics = _metrics(group.lines[0].row, group.lines[0].number)
     return ImportedResult(group.cell, bursts, status, reason, accuracy, metrics=metrics)  # type: ignore[arg-type]
-
-
-def _table(data: bytes) -> tuple[list[str], list[tuple[int, list[str]]]]:
-    """Return the header, and the other lines with their numbers."""
-    text = text_lines(data)
-    lines = csv.reader(io.StringIO(text, newline=""), delimiter=_delimiter(text.split("\n", 1)[0]))
-    try:
-        table = [(lines.line_num, [cell.strip() for cell in cells]) for cells in lines if cells]
-    except csv.Error as error:
-        raise FormatError(f"line {lines.line_num}: {error}") from error
-    if not table:
-        raise FormatError("is empty")
-    return table[0][1], table[1:]
 
 
 def _columns(header: list[str], options: Options) -> dict[str, int]:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
-from groupbench.tracker.facts.record import Environment, Run, Status
+from groupbench.tracker.facts.record import Run, Status
 from groupbench.tracker.formats.common import ImportedResult, LeftOut, Options, Reader
 from groupbench.tracker.formats.values import number_of
 
@@ -37,12 +37,7 @@ class ServingReader(Reader):
 
     def run(self) -> Run:
         date = self.content.get("date")
-        match = re.fullmatch(r"(\d{4})(\d\d)(\d\d)-(\d\d)(\d\d)(\d\d)", date) if isinstance(date, str) else None
-        text = "{}-{}-{}T{}:{}:{}".format(*match.groups()) if match else date
-        return self.make_run(date=self.own_date(text if isinstance(text, str) else None, "date"))
-
-    def environment(self) -> Environment:
-        return self.make_environment(device=None)
+        return self.make_run(date=self.own_date(date if isinstance(date, str) else None, "date"))
 
     def cells(self) -> Iterator[ImportedResult | LeftOut]:
         content = self.content

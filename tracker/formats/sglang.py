@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from groupbench.tracker.formats.common import ImportedResult, LeftOut, Options, Read, distinct, read_runs
 from groupbench.tracker.formats.serving import ServingReader
-from groupbench.tracker.formats.values import FormatError, load_json, read_bytes
+from groupbench.tracker.formats.values import FormatError, json_lines, read_bytes
 
 TITLE = "SGLang benchmark JSON lines"
 
@@ -25,15 +25,10 @@ def recognise(head: bytes, path: Path) -> bool:
 def read(path: Path, options: Options) -> Iterator[Read]:
     data = read_bytes(path)
     loads = []
-    for number, line in enumerate(data.split(b"\n"), 1):
-        if line.strip():
-            try:
-                content = load_json(line)
-            except FormatError as error:
-                raise FormatError(f"line {number}: {error.message.removeprefix('line 1: ')}") from error
-            if not isinstance(content, dict):
-                raise FormatError(f"line {number}: is not a JSON object")
-            loads.append(content)
+    for number, content in json_lines(data):
+        if not isinstance(content, dict):
+            raise FormatError(f"line {number}: is not a JSON object")
+        loads.append(content)
     if not loads:
         raise FormatError("is empty")
     return read_runs([_SglangReader(data, options, loads)])
@@ -41,12 +36,9 @@ def read(path: Path, options: Options) -> Iterator[Read]:
 
 class _SglangReader(ServingReader):
     name = "sglang"
-    times: ClassVar[dict[str, float]] = {
-        "prefill_latency": 1e3,
-        "median_decode_latency": 1e3,
-        "total_latency": 1e3,
-        "latency": 1e3,
-    }
+    times: ClassVar[dict[str, float]] = dict.fromkeys(
+        ("prefill_latency", "median_decode_latency", "total_latency", "latency"), 1e3
+    )
 
     def __init__(self, data: bytes, options: Options, loads: list[dict[str, Any]]) -> None:
         super().__init__(data, options, loads[0])

@@ -12,15 +12,13 @@ file's name, which TritonBench writes as `op_NAME_….csv` or `NAME.csv`, or fro
 
 from __future__ import annotations
 
-import csv
-import io
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
 from groupbench.tracker.formats.common import Options, Read, read_runs
 from groupbench.tracker.formats.tritonbench_json import MODES, TableReader, TableRow, shape_of
-from groupbench.tracker.formats.values import FormatError, read_bytes, text_lines
+from groupbench.tracker.formats.values import FormatError, csv_table, read_bytes
 
 TITLE = "TritonBench CSV"
 
@@ -36,7 +34,7 @@ def recognise(head: bytes, path: Path) -> bool:
 
 def read(path: Path, options: Options) -> Iterator[Read]:
     data = read_bytes(path)
-    header, table = _table(data)
+    header, table = csv_table(data, ";")
     columns = [_column(name) for name in header]
     twice = [place for place, column in enumerate(columns) if column[0] and columns.count(column) > 1]
     if twice:
@@ -44,18 +42,6 @@ def read(path: Path, options: Options) -> Iterator[Read]:
     if not any(metric == "latency" for _, metric in columns[1:]):
         raise FormatError("line 1: no column is named BACKEND-latency")
     return read_runs([TableReader(data, options, {_benchmark(path, options): _rows(columns, table)})])
-
-
-def _table(data: bytes) -> tuple[list[str], list[tuple[int, list[str]]]]:
-    """Return the header, and the other lines with their numbers."""
-    lines = csv.reader(io.StringIO(text_lines(data), newline=""), delimiter=";")
-    try:
-        table = [(lines.line_num, cells) for cells in lines if cells]
-    except csv.Error as error:
-        raise FormatError(f"line {lines.line_num}: {error}") from error
-    if not table:
-        raise FormatError("is empty")
-    return table[0][1], table[1:]
 
 
 def _rows(columns: list[tuple[str | None, str]], table: list[tuple[int, list[str]]]) -> list[TableRow]:

@@ -113,7 +113,7 @@ class TableReader(Reader):
         date = self.env.get("benchmark_date")
         return self.make_run(
             commit=self.commit,
-            date=_date(date) if date else None,
+            date=from_iso(date, "env.benchmark_date") if date else None,
             branch=self.env.get(f"{self.options.commit_of}_branch"),
         )
 
@@ -176,11 +176,3 @@ def shape_of(x_val: str) -> str:
     """Return TritonBench's x value as a shape. A bare number is not the whole problem and becomes `x_val=NUMBER`."""
     text = " ".join(x_val.split())
     return f"x_val={text}" if re.fullmatch(r"-?\d{1,18}", text, re.ASCII) else text or "-"
-
-
-def _date(text: str) -> Any:
-    digits = re.fullmatch(r"(\d{4})(\d\d)(\d\d)(\d\d)(\d\d)(\d\d)", text, re.ASCII)  # as its CI writes it
-    if digits:
-        year, month, day, hour, minute, second = digits.groups()
-        text = f"{year}-{month}-{day}T{hour}:{minute}:{second}"
-    return from_iso(text, "env.benchmark_date")

@@ -17,17 +17,9 @@ COMMIT = (
     *("commit", "commit_hash", "commit_id", "commit_sha", "commitid", "commithash", "git_commit", "git_commit_hash"),
     *("git_commit_id", "git_commit_sha", "git_hash", "git_sha", "git_sha1", "git_rev", "gitrev", "gitsha", "gitcommit"),
     *("git_revision", "git_head", "head_sha", "sha", "sha1", "revision", "rev", "vcs_revision", "vcs_commit"),
-    *(
-        "vcs_commit_id",
-        "vcs_sha",
-        "vcs_ref",
-        "source_commit",
-        "build_commit",
-        "build_vcs_number",
-        "build_sourceversion",
-    ),
-    *("github_sha", "ci_commit_sha", "circle_sha1", "travis_commit", "drone_commit_sha", "buildkite_commit"),
-    *("git_describe", "git_version"),
+    *("vcs_commit_id", "vcs_sha", "vcs_ref", "source_commit", "build_commit", "build_vcs_number"),
+    *("build_sourceversion", "github_sha", "ci_commit_sha", "circle_sha1", "travis_commit", "drone_commit_sha"),
+    *("buildkite_commit", "git_describe", "git_version"),
 )
 BRANCH = (
     *("branch", "git_branch", "gitbranch", "branch_name", "vcs_branch", "head_branch", "source_branch", "git_ref_name"),
@@ -40,25 +32,11 @@ COMMITTED = (
 )
 DATE = ("date", "datetime", "timestamp", "started", "start_time", "benchmark_date", "run_date", "run_at", "created_at")
 DIRTY = (
-    "dirty",
-    "git_dirty",
-    "is_dirty",
-    "vcs_modified",
-    "git_modified",
-    "git_clean_status",
-    "git_status",
-    "git_clean",
+    *("dirty", "git_dirty", "is_dirty", "vcs_modified", "git_modified", "git_clean_status", "git_status", "git_clean"),
 )
 CPU = (
-    "cpu",
-    "cpu_model",
-    "cpu_name",
-    "cpu_brand",
-    "cpu_info",
-    "processor",
-    "processor_name",
-    "brand_raw",
-    "model_name",
+    *("cpu", "cpu_model", "cpu_name", "cpu_brand", "cpu_info", "processor", "processor_name"),
+    *("brand_raw", "model_name"),
 )
 GPU = ("gpu", "gpu_name", "gpu_model", "gpu_type", "device_name", "accelerator")
 """Names in lower case, from the most to the least exact. `vcs: {"revision": ...}` counts as `vcs_revision`."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,8 +27,9 @@ from groupbench.tracker.formats.values import (
     UNITS,
     FormatError,
     convert,
-    from_iso,
+    date_if_valid,
     from_timestamp,
+    json_lines,
     load_json,
     number_of,
     read_bytes,
@@ -135,7 +136,7 @@ def _records(readers: list[_V3Reader]) -> Iterator[Read]:
     for reader in readers:
         names.setdefault(reader.moment, set()).add(reader.run_name)
     for reader in readers:
-        reader.several = len(names[reader.moment]) > 1
+        reader.part = reader.run_name if len(names[reader.moment]) > 1 else None
     any_record = False
     for result in read_runs(readers):
         any_record = any_record or isinstance(result, Record)
@@ -149,14 +150,9 @@ def _entries(data: bytes) -> Iterator[tuple[str, V3Entry]]:
     if data.lstrip().startswith(b"[") and (whole := _list_in(data)) is not None:
         yield from ((f"entry {place}", convert(item, V3Entry, f"entry {place}")) for place, item in enumerate(whole, 1))
         return
-    for number, line in enumerate(data.split(b"\n"), 1):
-        if line.strip():
-            try:
-                content = load_json(line)
-            except FormatError as error:
-                raise FormatError(f"line {number}: {error.message.removeprefix('line 1: ')}") from error
-            for item in content if isinstance(content, list) else [content]:
-                yield f"line {number}", convert(item, V3Entry, f"line {number}")
+    for number, content in json_lines(data):
+        for item in content if isinstance(content, list) else [content]:
+            yield f"line {number}", convert(item, V3Entry, f"line {number}")
 
 
 def _list_in(data: bytes) -> list[Any] | None:
@@ -189,6 +185,19 @@ class _V3Key:
         return (self.operator, self.mode, self.dtype, self.host, self.protocol, self.seed)
 
 
+class EntriesReader(Reader):
+    """Reads the entries of one run, the first of which has the facts of all."""
+
+    def __init__(self, data: bytes, options: Options, entries: Sequence[V3Entry], part: str | None = None) -> None:
+        super().__init__(data, options, entries[0].benchmark.extra_info)
+        self.first, self.part = entries[0], part
+
+    def run(self) -> Run:
+        first = self.first
+        date = None if first.timestamp is None else from_timestamp(first.timestamp)
+        return self.make_run(commit=first.head_sha, branch=first.head_branch, date=date)
+
+
 class _V3Reader(Reader):
     """Reads the entries of one run."""
 
@@ -199,7 +208,6 @@ class _V3Reader(Reader):
         super().__init__(data, options)
         self.first = entry
         self.run_name, self.moment = _run_of(entry), (entry.head_sha, entry.timestamp)
-        self.several = False  # whether other runs of the file share its commit and date
         self.results: dict[_V3Key, list[tuple[str, V3Entry]]] = {}
         self.dependencies = dict(entry.dependencies)
         self.tracked = self.dependencies.pop(options.commit_of, None) if entry.head_sha is None else None
@@ -237,8 +245,7 @@ class _V3Reader(Reader):
             commit=entry.head_sha or (tracked.sha if tracked else None),
             branch=entry.head_branch or (tracked.branch if tracked else None),
             date=from_timestamp(entry.timestamp) if entry.timestamp is not None else None,
-            committed=_time(tracked.extra_info.get("commit_time") if tracked else None),
-            part=self.run_name if self.several else None,
+            committed=date_if_valid(tracked.extra_info.get("commit_time") if tracked else None),
         )
 
     def environment(self) -> Environment:
@@ -367,10 +374,3 @@ def _run_of(entry: V3Entry) -> str | None:
     """Return the id of the run, which `export` writes, or None."""
     run = entry.benchmark.extra_info.get("run")
     return run if isinstance(run, str) else None
-
-
-def _time(text: Any) -> Any:
-    try:
-        return from_iso(text, "commit_time") if isinstance(text, str) else None
-    except FormatError:
-        return None

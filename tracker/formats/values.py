@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import codecs
+import csv
+import io
 import json
 import math
 import re
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import Path
@@ -124,11 +127,30 @@ def convert(value: Any, kind: type[T], where: str = "") -> T:
         raise FormatError(f"{where}{': ' if where else ''}{error}".replace("`$.", "`")) from error
 
 
-def text_lines(data: bytes) -> str:
+def json_lines(data: bytes) -> Iterator[tuple[int, Any]]:
+    """Yield the number and the content of each line of JSON."""
+    for number, line in enumerate(data.split(b"\n"), 1):
+        if line.strip():
+            try:
+                yield number, load_json(line)
+            except FormatError as error:
+                raise FormatError(f"line {number}: {error.message.removeprefix('line 1: ')}") from error
+
+
+def csv_table(data: bytes, delimiter: str) -> tuple[list[str], list[tuple[int, list[str]]]]:
+    """Return the header of a CSV, and the other lines with their numbers."""
     try:
-        return data.decode("utf-8-sig")
+        text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise FormatError(f"line {data.count(bytes([10]), 0, error.start) + 1}: is not UTF-8") from error
+    lines = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
+    try:
+        table = [(lines.line_num, cells) for cells in lines if cells]
+    except csv.Error as error:
+        raise FormatError(f"line {lines.line_num}: {error}") from error
+    if not table:
+        raise FormatError("is empty")
+    return table[0][1], table[1:]
 
 
 _NUMBER = re.compile(r"\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d{1,4})?)\s*(?:\(±[^)]*\))?\s*", re.ASCII)
@@ -200,9 +222,18 @@ def from_timestamp(seconds: float) -> datetime:
 
 
 def from_iso(text: str, where: str) -> datetime:
-    """Return a date and time written as in ISO 8601 or by git; UTC if it has no offset. Raises FormatError."""
+    """Return a date and time as in ISO 8601, by git or as 14 digits; UTC without an offset. Raises FormatError."""
+    plain = re.sub(r"^(\d{8})(\d{6})$", r"\1T\2", text.strip(), flags=re.ASCII)
     try:
-        when = datetime.fromisoformat(re.sub(r" ([+-]\d\d:?\d\d)$", r"\1", text.strip()))
+        when = datetime.fromisoformat(re.sub(r" ([+-]\d\d:?\d\d)$", r"\1", plain))
         return when.replace(tzinfo=UTC) if when.tzinfo is None else when.astimezone(UTC)
     except (ValueError, OverflowError) as error:
         raise FormatError(f"{where}: {text!r} is not a date") from error
+
+
+def date_if_valid(text: Any) -> datetime | None:
+    """Return a date and time as `from_iso` does, or None for anything else."""
+    try:
+        return from_iso(text, "") if isinstance(text, str) else None
+    except FormatError:
+        return None

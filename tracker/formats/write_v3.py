@@ -20,28 +20,6 @@ from groupbench.tracker.facts.record import Environment, Record
 from groupbench.tracker.store.records import numbered_records
 from groupbench.tracker.text.cells import json_for
 
-FIELDS: dict[str, tuple[str, ...]] = {
-    "runners": (
-        "name",
-        "type",
-        "cpu_info",
-        "cpu_count",
-        "mem_info",
-        "avail_mem_in_gb",
-        "gpu_info",
-        "gpu_count",
-        "gpu_mem_info",
-        "avail_gpu_mem_in_gb",
-        "extra_info",
-    ),
-    "benchmark": ("name", "mode", "dtype", "extra_info"),
-    "model": ("name", "type", "backend", "origins", "extra_info"),
-    "inputs": ("dtype", "extra_info"),
-    "dependencies": ("repo", "branch", "sha", "version", "extra_info"),
-    "metric": ("name", "benchmark_values", "target_value", "extra_info"),
-}
-"""Published names within the nested fields."""
-
 BENCHMARK = "groupbench"
 MODEL_TYPE = "tritonbench-oss"
 

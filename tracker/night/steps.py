@@ -11,7 +11,7 @@ from statistics import fmean
 from sqlalchemy.orm import Session
 
 from groupbench.tracker.compare.comparison import SeriesPair, compare_series
-from groupbench.tracker.compare.sides import by_series
+from groupbench.tracker.facts.grouping import grouped
 from groupbench.tracker.facts.record import Environment
 from groupbench.tracker.facts.verdicts import Verdict
 from groupbench.tracker.night.stored import runs_of_plan
@@ -50,7 +50,8 @@ def find_steps(session: Session, plan: str, commits: Sequence[str]) -> Steps:
     place = {commit: number for number, commit in enumerate(commits)}
     points = points_of_runs(session, [run.pk for run in runs_of_plan(session, plan, commits)])
     candidates: list[_Candidate] = []
-    for of_series in by_series([point for point in points if point.timed and point.median_ms]).values():
+    timed = (point for point in points if point.timed and point.median_ms)
+    for of_series in grouped(timed, lambda point: point.series.sort_key).values():
         comparable: dict[Hashable, dict[str, list[PointRow]]] = {}
         for point in of_series:
             comparable.setdefault(point.environment.identity, {}).setdefault(point.run.commit, []).append(point)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 COMMENT_BYTES = 65_000
 """Largest comment in bytes. GitHub accepts 65,536 characters, and a text never has more characters than bytes."""
 
-_COMMENT_GROUPS = 30
+_COMMENT_GROUPS = 30  # groups of changes
 _MARK = re.compile(r"<!-- groupbench:[0-9a-f]{12} -->")
 
 

@@ -18,8 +18,8 @@ from groupbench.tracker.outputs.escape import code, words
 from groupbench.tracker.outputs.post import Forge, Issue, is_own, pages
 from groupbench.tracker.text.wording import counted, signed_change
 
-_TRIES = 3
-_MEMBERS = 50
+_TRIES = 3  # to open one issue
+_MEMBERS = 50  # rows of its table
 _NEEDED = ("new", "confirmed", "acknowledged")
 
 Store = Callable[[int, str | None, str | None], None]

@@ -13,7 +13,7 @@ from groupbench.tracker.outputs.escape import shown, xml
 from groupbench.tracker.outputs.result import GateResult
 from groupbench.tracker.text.wording import printable
 
-_ATTRIBUTE_BYTES = 300
+_ATTRIBUTE_BYTES = 300  # of a note in a list of cases; the details have all of it
 _MESSAGE_CHARACTERS = 20_000
 """Most characters of a compiler's message."""
 

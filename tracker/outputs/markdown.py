@@ -18,14 +18,10 @@ if TYPE_CHECKING:  # or `post` would import the database's library
     from groupbench.tracker.judge.verdicts import Judged
     from groupbench.tracker.outputs.result import ChangeGroup, CiLocation, GateResult
 
-_NAME = 60
-_NAMES = 5
-_SHAPE = 80
-_SUBJECT = 120
-_NOTE_BYTES = 200
+_NAMES = 5  # of series in a line about a group
 _COMMAND = 600
 """Longest command to show, in bytes: a truncated command would measure something else."""
-_COMMANDS = 10
+_COMMANDS = 10  # to reproduce the first rows
 _RESERVE = 400
 """Bytes reserved for the line that counts the rows left out."""
 
@@ -148,7 +144,7 @@ def _changed(row: Judged, result: GateResult) -> list[str]:
         levels.interval(),
         row.cause or "",
         _commits(row, result),
-        "" if row.note is None else words(shown(row.note, _NOTE_BYTES)),
+        "" if row.note is None else words(shown(row.note, MARKDOWN.note)),
     ]
 
 
@@ -179,8 +175,8 @@ def every(page: MarkdownPage, result: GateResult) -> None:
 
 def _names(row: Judged, result: GateResult) -> list[str]:
     series = row.series
-    label = shortened(printable(result.label(series)), _SHAPE)
-    return [code(shown(series.operator, _NAME)), code(shown(series.backend, _NAME)), code(label)]
+    label = shortened(printable(result.label(series)), MARKDOWN.shape)
+    return [code(shown(series.operator, MARKDOWN.name)), code(shown(series.backend, MARKDOWN.name)), code(label)]
 
 
 def _now(row: Judged) -> str:
@@ -194,13 +190,13 @@ def foot(result: GateResult) -> str:
     run, parts = result.gate.run, []
     parts.append(f"Commit {link(code(str(run.state)), result.place.commit(run.commit))}")
     if run.subject:
-        parts.append(code(shown(run.subject, _SUBJECT)))
+        parts.append(code(shown(run.subject, MARKDOWN.subject)))
     parts.append(f"run {code(shown(run.id, 32))} of {run.started:%Y-%m-%d %H:%M} UTC")
     if run.plan:
-        parts.append(f"plan {code(shown(run.plan, _NAME))}")
+        parts.append(f"plan {code(shown(run.plan, MARKDOWN.name))}")
     if result.hardware:
         more = len(result.hardware) - 4
-        parts.append("on " + ", ".join(code(shown(name, _NAME)) for name in result.hardware[:4]))
+        parts.append("on " + ", ".join(code(shown(name, MARKDOWN.name)) for name in result.hardware[:4]))
         parts[-1] += f" and {more} more" if more > 0 else ""
     if result.place.job:
         parts.append(link("job", result.place.job))

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from groupbench.tracker.facts.exits import ExitCode
+from groupbench.tracker.facts.grouping import grouped
 from groupbench.tracker.facts.record import Kernel
 from groupbench.tracker.facts.verdicts import Verdict
 from groupbench.tracker.judge.verdicts import Gate, Judged
@@ -60,13 +61,11 @@ class GateResult:
     @property
     def groups(self) -> list[ChangeGroup]:
         """Rows of no incident that changed together, the most severe first: thirty slower shapes are one group."""
-        groups: dict[tuple[object, ...], list[Judged]] = {}
         of_incidents = {(each.series.pk, each.metric) for view in self.incidents for each in view.members}
-        for row in self.gate.notable:
-            if row.verdict.fails and (row.series.pk, row.what) in of_incidents:
-                continue
-            groups.setdefault(_together(row), []).append(row)
-        return [ChangeGroup(tuple(rows)) for rows in groups.values()]
+        others = (
+            row for row in self.gate.notable if not row.verdict.fails or (row.series.pk, row.what) not in of_incidents
+        )
+        return [ChangeGroup(tuple(rows)) for rows in grouped(others, _together).values()]
 
     def red(self, row: Judged) -> str | None:
         """Return `failure` if the series got worse, `error` if it could not be judged, None if the gate passes it."""

@@ -27,7 +27,7 @@ from groupbench.tracker.text.wording import printable
 MOST_RESULTS = 5000
 """Most results in a file."""
 
-_NOTIFICATIONS = 1000
+_NOTIFICATIONS = 1000  # of series without a verdict
 _SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
 _RULES = {
     "latency": (

@@ -18,8 +18,8 @@ from groupbench.tracker.facts.record import Kernel
 from groupbench.tracker.query.rows import SeriesRow
 from groupbench.tracker.tools import git
 
-_SOURCE_BYTES = 2**20
-_MOST_FILES = 20_000
+_SOURCE_BYTES = 2**20  # a larger file is passed over
+_MOST_FILES = 20_000  # the first by name
 _DECORATED = re.compile(r"@[\w.]*(?:jit|kernel)\b")
 _ROOT_FILES = ("pyproject.toml", "README.md", "README.rst", "README", "LICENSE")
 

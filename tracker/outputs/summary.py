@@ -12,8 +12,8 @@ from groupbench.tracker.text.files import append_whole
 SUMMARY_BYTES = 2**20 - 1024
 """Largest summary of one step, in bytes."""
 
-_LEFT_FOR_STEP = 8192
-_SUMMARY_GROUPS = 100
+_LEFT_FOR_STEP = 8192  # bytes for what the step itself writes
+_SUMMARY_GROUPS = 100  # groups of changes
 
 
 def render(result: GateResult, limit: int = SUMMARY_BYTES) -> str:

@@ -13,9 +13,9 @@ from groupbench.tracker.outputs.escape import SLACK, clean, shown, slack
 from groupbench.tracker.outputs.markdown import group_line
 from groupbench.tracker.outputs.result import GateResult
 
-BLOCKS = 50
+BLOCKS = 50  # Slack's limit
 
-_WEBHOOK_GROUPS = 20
+_WEBHOOK_GROUPS = 20  # incidents, and groups of changes, in a message
 
 
 def send(result: GateResult, url: str) -> None:

@@ -183,16 +183,9 @@ def _size(part: str, whole: str) -> Size:
     if ".." in value:
         return _range(name, sign, value, whole)
     number = _number(value, whole)
-    match sign:
-        case ">=":
-            return Size(name, low=number)
-        case ">":
-            return Size(name, low=number + 1)
-        case "<=":
-            return Size(name, high=number)
-        case "<":
-            return Size(name, high=number - 1)
-    return Size(name, number, number, sign == "!=")
+    open_ends = {">=": (number, None), ">": (number + 1, None), "<=": (None, number), "<": (None, number - 1)}
+    low, high = open_ends.get(sign, (number, number))
+    return Size(name, low, high, sign == "!=")
 
 
 def _range(name: str, sign: str, value: str, whole: str) -> Size:

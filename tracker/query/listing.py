@@ -10,6 +10,7 @@ from sqlalchemy.orm import Session
 
 from groupbench.tracker.facts.environment import environment_differences, hardware_class
 from groupbench.tracker.facts.errors import QueryError
+from groupbench.tracker.facts.grouping import grouped
 from groupbench.tracker.query import filters
 from groupbench.tracker.query.ancestry import commit_order
 from groupbench.tracker.query.filters import Filter
@@ -110,17 +111,17 @@ def environments(session: Session, where: Filter = Filter()) -> list[Environment
         .group_by(Point.environment_id)
     )
     used = {row[0]: row[1:] for row in session.execute(query)}
-    groups: dict[tuple[str, str], list[tuple[EnvironmentRow, Any]]] = {}
-    for key, row in environment_rows(session, used).items():
-        groups.setdefault((hardware_class(row.facts), row.identity), []).append((row, used[key]))
+    rows = environment_rows(session, used).values()
+    groups = grouped(rows, lambda row: (hardware_class(row.facts), row.identity))
     filters.refuse_unknown("hardware", where.hardware, sorted({hardware for hardware, _ in groups}))
     fits = any_pattern(where.hardware) if where.hardware else lambda text: True
-    ordered = sorted(groups.items(), key=lambda item: (item[0][0], min(use[2] for _, use in item[1]), item[0][1]))
+    ordered = sorted(groups.items(), key=lambda item: (item[0][0], min(used[row.pk][2] for row in item[1]), item[0][1]))
     summaries: list[EnvironmentSummary] = []
     for (hardware, identity), members in ordered:
         if not fits(hardware):
             continue
-        facts = max(members, key=lambda member: member[1][3])[0].facts
+        facts = max(members, key=lambda row: used[row.pk][3]).facts
+        points, _, first, last = zip(*(used[row.pk] for row in members), strict=True)
         before = summaries[-1] if summaries and summaries[-1].hardware == hardware else None
         summaries.append(
             EnvironmentSummary(
@@ -128,10 +129,10 @@ def environments(session: Session, where: Filter = Filter()) -> list[Environment
                 hardware=hardware,
                 facts=facts,
                 variants=len(members),
-                runs=_runs_in(session, [row.pk for row, _ in members], where),
-                points=sum(use[0] for _, use in members),
-                first=min(use[2] for _, use in members),
-                last=max(use[3] for _, use in members),
+                runs=_runs_in(session, [row.pk for row in members], where),
+                points=sum(points),
+                first=min(first),
+                last=max(last),
                 differs=tuple(environment_differences(before.facts, facts)) if before else (),
             )
         )

@@ -19,7 +19,7 @@ from groupbench.tracker.store.schema import Series
 from groupbench.tracker.tools.traces import TraceStep, read
 
 COLUMNS = ("operator", "shape", "calls")
-_NEAR = 1e-9
+_EQUAL = 1e-9
 """Logarithm by which two problems are equally near to a step of a trace."""
 
 
@@ -159,7 +159,7 @@ def _shares(problems: Mapping[str, Mapping[str, int]], steps: Sequence[TraceStep
     shares = dict.fromkeys(problems, 0.0)
     for step in steps:
         apart = {name: away for name, dims in problems.items() if (away := _apart(dims, step)) is not None}
-        nearest = [name for name, away in apart.items() if away <= min(apart.values()) + _NEAR]
+        nearest = [name for name, away in apart.items() if away <= min(apart.values()) + _EQUAL]
         for name in nearest:
             shares[name] += 1 / len(nearest) / len(steps)
     return shares

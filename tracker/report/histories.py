@@ -11,6 +11,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from groupbench.tracker.facts.environment import environment_differences, machine_differences, toolchain_differences
+from groupbench.tracker.facts.grouping import grouped
 from groupbench.tracker.facts.metrics import carried
 from groupbench.tracker.judge.alerts import OPEN, AlertRow
 from groupbench.tracker.judge.levels import Levels, PastChange, levels_of
@@ -47,12 +48,8 @@ def read_context(
     judged: Iterable[Judged] = (),
 ) -> HistoryContext:
     """Return the context for `histories`. The levels match the gate's."""
-    rows: dict[int, list[Judged]] = {}
-    for row in judged:
-        rows.setdefault(row.series.pk, []).append(row)
-    of_series: dict[int, list[AlertRow]] = {}
-    for alert in alerts:
-        of_series.setdefault(alert.series.pk, []).append(alert)
+    rows = grouped(judged, lambda row: row.series.pk)
+    of_series = grouped(alerts, lambda alert: alert.series.pk)
     return HistoryContext(
         levels=_read_levels(session, points, runs, of_series, rows),
         alerts=of_series,

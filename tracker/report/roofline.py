@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
+from groupbench.tracker.facts.grouping import grouped
 from groupbench.tracker.judge.verdicts import CANARY
 from groupbench.tracker.query.lines import CommitLine
 from groupbench.tracker.query.rows import PointRow, RunRow
@@ -24,7 +25,7 @@ def find_roofline(
     timed = [point for point in points if point.timed and point.series.flops and point.series.min_bytes]
     if not timed or all(point.series.operator == CANARY for point in points):
         return None
-    places, measured = _by_place(timed), _by_place(point for point in canaries if point.timed)
+    places, measured = grouped(timed, _place), grouped((point for point in canaries if point.timed), _place)
     for place in sorted(places, key=lambda place: line.place(places[place][0].run), reverse=True):
         alike = places[place]
         held = alike[0].run
@@ -37,12 +38,9 @@ def find_roofline(
     )
 
 
-def _by_place(points: Iterable[PointRow]) -> dict[tuple[int, str], list[PointRow]]:
-    """Return points by run and environment."""
-    places: dict[tuple[int, str], list[PointRow]] = {}
-    for point in points:
-        places.setdefault((point.run.pk, point.environment.identity), []).append(point)
-    return places
+def _place(point: PointRow) -> tuple[int, str]:
+    """Return a point's run and environment."""
+    return point.run.pk, point.environment.identity
 
 
 def _ceilings(run: RunRow, canaries: Sequence[PointRow]) -> CanaryCeilings | None:

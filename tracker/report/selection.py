@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from itertools import chain, zip_longest
 from typing import Any
 
+from groupbench.tracker.facts.grouping import grouped
 from groupbench.tracker.facts.verdicts import Verdict
 from groupbench.tracker.judge.verdicts import CANARY, Gate, Judged
 from groupbench.tracker.query.rows import PointRow, SeriesRow
@@ -52,9 +53,7 @@ def choose(judged: Gate, limit: int = FULL) -> list[int]:
     """
     rows = list(_by_series(judged).values())
     changed = [row.series for row in judged.notable]
-    problems: dict[tuple[str, ...], list[Judged]] = {}
-    for row in rows:
-        problems.setdefault(row.series.problem, []).append(row)
+    problems = grouped(rows, lambda row: row.series.problem)
     beside = [row.series for series in changed for row in problems[series.problem]]
     canaries = [row.series for row in rows if row.series.operator == CANARY]
     ordered = chain(canaries, changed, beside, _slowest_first(problems.values()))
@@ -71,15 +70,12 @@ def _by_series(judged: Gate) -> dict[int, Judged]:
 
 def _slowest_first(problems: Iterable[Sequence[Judged]]) -> Iterator[SeriesRow]:
     """Yield series by problem, the slowest problems first and operators in turn, so none hides the others."""
-    by_operator: dict[str, list[tuple[float, Sequence[Judged]]]] = {}
-    for rows in problems:
-        slowness = _slowness([row.point for row in rows if row.point is not None and row.point.timed])
-        by_operator.setdefault(rows[0].series.operator, []).append((slowness, rows))
-    queues = [sorted(queue, key=lambda pair: -pair[0]) for _, queue in sorted(by_operator.items())]
-    for turn in zip_longest(*queues):
-        for pair in turn:
-            if pair is not None:
-                yield from (row.series for row in pair[1])
+    ordered = sorted(
+        problems, key=lambda rows: -_slowness([row.point for row in rows if row.point is not None and row.point.timed])
+    )
+    queues = grouped(ordered, lambda rows: rows[0].series.operator)
+    for turn in zip_longest(*(queues[name] for name in sorted(queues)), fillvalue=()):
+        yield from (row.series for rows in turn for row in rows)
 
 
 def _slowness(points: Sequence[PointRow]) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from groupbench.tracker.facts.grouping import grouped
 from groupbench.tracker.query.lines import CommitLine
 from groupbench.tracker.query.rows import PointRow, RunRow, SeriesRow, measured_alike
 from groupbench.tracker.report.shown import SpeedMap, SpeedRow, label_of
@@ -29,9 +30,7 @@ def speed_maps(
     line: CommitLine,  # of the runs
 ) -> list[SpeedMap]:
     """Return a map with problems by backends for each hardware, host and protocol, since these are not compared."""
-    by_place: dict[tuple[str, ...], list[PointRow]] = {}
-    for point in points:
-        by_place.setdefault(tuple(getattr(point.series, name) for name in _WHERE), []).append(point)
+    by_place = grouped(points, lambda point: tuple(getattr(point.series, name) for name in _WHERE))
     maps = [
         SpeedMap(" · ".join(place), backends_of(group), tuple(_speed_rows(group, run, line)))
         for place, group in by_place.items()
@@ -45,9 +44,7 @@ def _speed_rows(points: Sequence[PointRow], run: RunRow, line: CommitLine) -> li
     A problem left out by an interrupted run keeps the older results. A row compares only results with one run,
     environment and timing.
     """
-    by_problem: dict[tuple[str, ...], list[PointRow]] = {}
-    for point in points:
-        by_problem.setdefault(point.series.problem, []).append(point)
+    by_problem = grouped(points, lambda point: point.series.problem)
     differing = _differing(point.series for point in points)
     keyed_rows: list[tuple[tuple[tuple[str, ...], tuple[int, ...], str], SpeedRow]] = []
     for group in by_problem.values():

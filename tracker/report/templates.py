@@ -22,7 +22,7 @@ REPORT = "groupbench.tracker.report"
 def environment(packages: Sequence[str] = (REPORT,)) -> jinja2.Environment:
     """Return an environment with templates from these packages. The first package with the name wins."""
     env = jinja2.Environment(
-        loader=jinja2.ChoiceLoader([jinja2.FunctionLoader(_loader(package)) for package in packages]),
+        loader=jinja2.ChoiceLoader([jinja2.PackageLoader(package, "") for package in packages]),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
@@ -57,11 +57,3 @@ def embed(value: Any) -> Markup:
 
 def tone(word: str | None) -> str:
     return tone_of(word).name
-
-
-def _loader(package: str) -> Any:
-    def load(name: str) -> str | None:
-        file = resources.files(package).joinpath(name)
-        return file.read_text(encoding="utf-8") if file.is_file() else None
-
-    return load

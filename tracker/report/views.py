@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from groupbench.tracker.facts.environment import IDENTITY_FIELDS
+from groupbench.tracker.facts.grouping import grouped
 from groupbench.tracker.facts.record import MEASURED
 from groupbench.tracker.facts.verdicts import FAINT, GOOD, Verdict, tone_of, tone_of_count
 from groupbench.tracker.judge.verdicts import Gate, Judged, count
@@ -72,12 +73,12 @@ def changed(rows: Sequence[Judged], addresses: Addresses) -> Table:
 
 def _together(rows: Sequence[Judged]) -> list[list[Judged]]:
     """Return groups with a shared line: series missing for the same reason, or a single series."""
-    groups: dict[tuple[object, ...], list[Judged]] = {}
-    for row in rows:
+
+    def key(row: Judged) -> tuple[object, ...]:
         alone = row.series.pk if row.verdict is not Verdict.MISSING or row.change is not None else None
-        key = (row.verdict, row.what, row.series.operator, row.series.backend, row.note, alone)
-        groups.setdefault(key, []).append(row)
-    return list(groups.values())
+        return row.verdict, row.what, row.series.operator, row.series.backend, row.note, alone
+
+    return list(grouped(rows, key).values())
 
 
 def _change(rows: Sequence[Judged], addresses: Addresses) -> Row:
@@ -128,9 +129,7 @@ def _first_commit(row: Judged) -> TableCell:
 def operators(report: Report, slugs: Mapping[str, str]) -> Table:
     """Return the operator table, with series counts by verdict."""
     rows: list[Row] = []
-    of_operator: dict[str, list[Judged]] = {}
-    for row in report.gate.rows:
-        of_operator.setdefault(row.series.operator, []).append(row)
+    of_operator = grouped(report.gate.rows, lambda row: row.series.operator)
     full = {page.name: len(page.histories) for page in report.pages}
     complete = report.coverage.complete
     for name in full if complete else sorted({*full, *of_operator}):

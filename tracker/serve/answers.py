@@ -16,16 +16,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from groupbench.tracker.facts.errors import TrackerError
+from groupbench.tracker.serve.limits import LIMITS
 
 logger = logging.getLogger(__name__)
 
 PAGE_WAIT_S = 0.12
 """Default time in seconds that a page waits for an answer."""
 
-KEPT = 12
-"""Number of answers in the cache, the most recently requested ones."""
-
-WAITING = 6
+MOST_WAITING = 6
 """Maximum number of unfinished questions of one kind. Further ones must be asked again later."""
 
 Question = tuple[Any, ...]
@@ -92,7 +90,7 @@ class Answers:
                 return Known(kept[1])
             running = self._running.get((question, version))
             if running is None:
-                if sum(other[0] == question[0] for other, _ in self._running) >= WAITING:
+                if sum(other[0] == question[0] for other, _ in self._running) >= MOST_WAITING:
                     return Known(kept[1], stale=True) if kept else Working(0.0, crowded=True)
                 running = self._begin(question, version, work)
         try:
@@ -125,7 +123,7 @@ class Answers:
             del self._running[question, version]
             self._answers[question] = (version, value)
             self._answers.move_to_end(question)
-            while len(self._answers) > KEPT:
+            while len(self._answers) > LIMITS.answers:
                 self._answers.popitem(last=False)
         logger.info("%s took %.1f s", question[0], time.monotonic() - running.began)
         running.future.set_result(value)

@@ -28,10 +28,11 @@ from groupbench.tracker.facts.errors import StoreError, TrackerError
 from groupbench.tracker.query.traffic import NO_TRAFFIC, Traffic
 from groupbench.tracker.serve import comparing, frame, incidents, operators, runs, series
 from groupbench.tracker.serve.answers import Answers
-from groupbench.tracker.serve.database import LIMITS, SlowError, open_to_read, open_to_write
+from groupbench.tracker.serve.database import SlowError, open_to_read, open_to_write
+from groupbench.tracker.serve.limits import LIMITS
 from groupbench.tracker.serve.parameters import BadRequest, NotFound, Parameters, key_of
 from groupbench.tracker.serve.render import Wanted, prepare, render
-from groupbench.tracker.serve.security import COOKIE, SESSION_S, Guard, Names, Refused, same_site
+from groupbench.tracker.serve.security import COOKIE, Guard, Names, Refused, same_site
 from groupbench.tracker.serve.site import Page, Site
 from groupbench.tracker.serve.static import static_file
 from groupbench.tracker.text.wording import printable
@@ -199,7 +200,13 @@ async def login(request: Request) -> Response:
     cookie = site.guard.begin(request, token.strip())
     response = RedirectResponse(back, 303)
     response.set_cookie(
-        COOKIE, cookie, max_age=SESSION_S, httponly=True, samesite="strict", secure=request.app.state.secure, path="/"
+        COOKIE,
+        cookie,
+        max_age=LIMITS.session_s,
+        httponly=True,
+        samesite="strict",
+        secure=request.app.state.secure,
+        path="/",
     )
     return response
 

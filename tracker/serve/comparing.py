@@ -15,7 +15,8 @@ from groupbench.tracker.compare.sides import StoredSide, find_stored, stored_sid
 from groupbench.tracker.facts.errors import QueryError
 from groupbench.tracker.query.filters import Filter
 from groupbench.tracker.serve.answers import Working
-from groupbench.tracker.serve.database import LIMITS, Database, version
+from groupbench.tracker.serve.database import Database, version
+from groupbench.tracker.serve.limits import LIMITS
 from groupbench.tracker.serve.parameters import BadRequest, Parameters
 from groupbench.tracker.serve.site import Page, Site, paging_of, slice_of
 
@@ -43,10 +44,7 @@ def side_by_side(database: Database, places: Sequence[StoredSide], force: bool, 
         a, b = (stored_side(session, place) for place in places)
     whole = compare_sides(a, b, force=force, where=where)
     overall = whole.overall
-    summary = {
-        "counts": whole.counts,
-        "geometric_mean": None if overall is None else overall.ratio,
-        "geometric_means": whole.means(),
+    summary = whole.facts() | {
         "overall": None if overall is None else asdict(overall),
         "differences": list(whole.differences[:_DIFFERENCES]),
     }

@@ -18,27 +18,12 @@ from sqlalchemy import Connection, event, func, select
 from sqlalchemy.orm import Session
 
 from groupbench.tracker.facts.errors import StoreError
+from groupbench.tracker.serve.limits import LIMITS
 from groupbench.tracker.store.engine import Store, open_store, revision_of
 from groupbench.tracker.store.schema import HEAD, REVISIONS, ABComparison, IncidentEvent, Point, Run, Series
 
 logger = logging.getLogger(__name__)
 
-
-@dataclass(frozen=True)
-class Limits:
-    """Load limits on the database, chosen for people waiting for a page.
-
-    Pages from a database with a million points take 5 to 200 ms, and judging 20,000 series takes about 10 s.
-    """
-
-    request_s: float = 5.0  # database time of a request
-    background_s: float = 60.0  # database time of a verdict or a comparison
-    busy_ms: int = 5_000  # wait for the lock of another process
-    threads: int = 8  # requests that work at once; others wait. Fewer than the connections of SQLAlchemy's pool (15)
-    steps: int = 1_000_000  # of SQLite's virtual machine between two looks at the clock: about 20 ms
-
-
-LIMITS = Limits()
 
 _END = "groupbench_end"
 

@@ -9,10 +9,10 @@ import msgspec
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from groupbench.tracker.serve.limits import LIMITS
 from groupbench.tracker.serve.parameters import LONGEST_QUERY
 from groupbench.tracker.serve.security import HEADERS, host_of, is_number
 
-LONGEST_PATH = 2_000
 JSON = ".json"
 
 
@@ -53,7 +53,7 @@ class Frame:
         if len(scope.get("query_string", b"")) > LONGEST_QUERY:
             return 400, f"the query has more than {LONGEST_QUERY} characters"
         path = scope["path"]
-        if len(path) > LONGEST_PATH or any(unicodedata.category(char) in ("Cc", "Cs") for char in path):
+        if len(path) > LIMITS.path or any(unicodedata.category(char) in ("Cc", "Cs") for char in path):
             return 400, "the address is too long, or holds a control character"
         return None
 

@@ -26,7 +26,7 @@ from groupbench.tracker.text.wording import no_such
 PROBLEMS = 40
 """Number of rows of a heat map."""
 
-RUNS = 10
+COMPARED_RUNS = 10
 """Number of newest runs that are searched for results to compare."""
 
 _Results = dict[int, list[queries.RecentResult]]
@@ -171,7 +171,7 @@ def _results(
     points = _canaries(site, session, canaries, results)
     timed = {key for key, of_series in results.items() if of_series[-1].timed}
     if any(timed.isdisjoint(members) for members in problems) or (canaries and not points):
-        results = queries.recent_results(session, keys, line.newest(RUNS, until), until)
+        results = queries.recent_results(session, keys, line.newest(COMPARED_RUNS, until), until)
         points = _canaries(site, session, canaries, results)
     return results, points
 

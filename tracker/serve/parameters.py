@@ -11,11 +11,11 @@ from urllib.parse import parse_qsl, urlencode
 
 from groupbench.tracker.facts.errors import QueryError, TrackerError
 from groupbench.tracker.query import filters
+from groupbench.tracker.serve.limits import LIMITS
 
 LONGEST_QUERY = 8_192
 """Maximum length of a query string in characters, ten times the length that a form sends."""
 
-LONGEST_VALUE = 1_000
 LARGEST_KEY = 2**62
 
 T = TypeVar("T")
@@ -106,8 +106,8 @@ class Parameters:
 
 def checked(name: str, value: str) -> str:
     """Return the value without surrounding blanks. Raises BadRequest if it is too long or has a control character."""
-    if len(value) > LONGEST_VALUE:
-        raise BadRequest(f"{name} has {len(value)} characters; at most {LONGEST_VALUE} are allowed")
+    if len(value) > LIMITS.value:
+        raise BadRequest(f"{name} has {len(value)} characters; at most {LIMITS.value} are allowed")
     if any(unicodedata.category(char) in ("Cc", "Cs") for char in value):
         raise BadRequest(f"{name} holds a control character")
     return value.strip()

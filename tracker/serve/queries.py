@@ -9,7 +9,8 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
-from operator import attrgetter
+from itertools import chain
+from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple
 from typing import cast as typed
 
@@ -17,6 +18,7 @@ from sqlalchemy import ColumnElement, Select, Text, and_, case, cast, func, or_,
 from sqlalchemy.orm import Session
 
 from groupbench.tracker.facts.environment import hardware_class
+from groupbench.tracker.facts.grouping import grouped
 from groupbench.tracker.facts.identity import EXACT, PROBLEM, SHOWN
 from groupbench.tracker.query import filters, resolve
 from groupbench.tracker.query.patterns import matches
@@ -180,18 +182,13 @@ def recent_results(
 def results_in(session: Session, keys: Sequence[int], newest: Sequence[int]) -> dict[int, list[RecentResult]]:
     """Return each series' results in these runs, oldest first. `newest` begins with the newest run."""
     place = {run: number for number, run in enumerate(reversed(newest))}
-    results: dict[int, list[RecentResult]] = {}
-    for chunk in chunks(keys, 200):
-        of_series = select(*_RECENT).where(_POINT.series_id.in_(chunk), _POINT.run_id.in_(newest))
-        for row in session.execute(of_series).all():
-            results.setdefault(row[1], []).append(RecentResult._make((*row, place[row[2]])))
-    for rows in results.values():
-        rows.sort(key=_place)
-    return results
+    of_runs = select(*_RECENT).where(_POINT.run_id.in_(newest))
+    read = (session.execute(of_runs.where(_POINT.series_id.in_(chunk))).all() for chunk in chunks(keys, 200))
+    results = (RecentResult._make((*row, place[row[2]])) for row in chain.from_iterable(read))
+    return grouped(sorted(results, key=attrgetter("place")), itemgetter(1))
 
 
 _RECENT = [_POINT[name] for name in ("id", "series_id", "run_id", "status", "timing", "median_ms", "environment_id")]
-_place = attrgetter("place")
 
 
 def _newest_of_each(keys: Sequence[int], until: RunRow | None) -> Any:
@@ -306,14 +303,10 @@ def count_run(session: Session, run: int) -> RunCounts:
     )
 
 
-def number_of_points(session: Session, run: int) -> int:
-    """Return a run's point count, from an index only."""
-    return session.scalar(select(func.count()).where(_POINT.run_id == run)) or 0
-
-
-def newest_point(session: Session) -> int:
-    """Return the last stored point's key."""
-    return session.scalar(select(func.max(_POINT.id))) or 0
+def version_of_points(session: Session, run: int) -> tuple[int, int | None]:
+    """Return a value to detect added, replaced and removed points of a run, from an index only."""
+    number, newest = session.execute(select(func.count(), func.max(_POINT.id)).where(_POINT.run_id == run)).one()
+    return number, newest
 
 
 def version_of_runs(session: Session) -> tuple[Any, ...]:
@@ -330,11 +323,6 @@ def version_of_runs(session: Session) -> tuple[Any, ...]:
         for table in (Run, Commit)
     )
     return tuple(session.execute(select(runs, commits).join_from(runs, commits, true())).one())
-
-
-def runs_since(session: Session, point: int) -> set[int]:
-    """Return keys for the runs with points newer than a point."""
-    return set(session.scalars(select(_POINT.run_id).distinct().where(_POINT.id > point)))
 
 
 def find_runs(

@@ -24,13 +24,6 @@ from groupbench.tracker.text.wording import date, percent, signed_change
 MARKS = {tone.name: tone.sign for tone in TONES}
 """The sign of each tone, shown with its colour, since not everyone can tell the colours apart."""
 
-TEMPLATES = (
-    *("layout.html", "macros.html", "tables.html", "overview.html", "runs.html", "run.html", "search.html"),
-    "series.html",
-    *("point.html", "operators.html", "operator.html", "compare.html", "incidents.html", "incident.html", "login.html"),
-    "error.html",
-)
-
 NAVIGATION = (
     ("/", "Overview"),
     ("/runs", "Runs"),
@@ -101,7 +94,7 @@ def _environment() -> jinja2.Environment:
 
 def prepare() -> None:
     """Compile every template and load every static file, to spare the first request."""
-    for name in TEMPLATES:
+    for name in _environment().list_templates(["html"]):
         _environment().get_template(name)
     for name in (*static.FILES, "plotly.js"):
         static.load(name)

@@ -16,13 +16,11 @@ from groupbench.tracker.query import resolve
 from groupbench.tracker.query.rows import RunRow, SeriesRow
 from groupbench.tracker.serve import queries
 from groupbench.tracker.serve.answers import Failed, Known, Working
+from groupbench.tracker.serve.limits import LIMITS
 from groupbench.tracker.serve.parameters import BadRequest, NotFound, Parameters
 from groupbench.tracker.serve.site import Page, Paging, Site, paging_of, series_facts, slice_of
 from groupbench.tracker.serve.verdict import RunVerdict
 from groupbench.tracker.text.wording import no_such
-
-NEWEST_RUNS = 8
-_AGAIN_S = 2
 
 
 def overview(site: Site, parameters: Parameters) -> Page:
@@ -38,7 +36,7 @@ def overview(site: Site, parameters: Parameters) -> Page:
         verdict, again = verdict_data(site.verdict(session, run), paging)
         counts = queries.incident_counts(session)
         views = triage.of(session, stored.find(session, states=stored.OPEN), site.traffic.resolve(session))
-        _, newest = queries.find_runs(session, [], limit=NEWEST_RUNS, offset=0)
+        _, newest = queries.find_runs(session, [], limit=LIMITS.runs, offset=0)
         data = {
             "run": run_data(site, session, run),
             "verdict": verdict,
@@ -136,17 +134,9 @@ def result_data(result: queries.Result, series: SeriesRow) -> dict[str, Any]:
     """Return a result as a list row."""
     ms = result.median_ms if result.timed else None
     series = series.with_amounts(result.amounts)
-    return {
-        "status": result.status,
-        "timing": result.timing,
-        "latency_ms": result.median_ms,
-        "error": result.error,
-        "tflops": rate(series.flops, ms, TFLOPS),
-        "gbps": rate(series.min_bytes, ms, GBPS),
-        "rms": result.rms,
-        "baseline": result.baseline,
-        "message": result.message,
-    }
+    rates = {"tflops": rate(series.flops, ms, TFLOPS), "gbps": rate(series.min_bytes, ms, GBPS)}
+    facts = {name: getattr(result, name) for name in ("status", "timing", "error", "rms", "baseline", "message")}
+    return {**facts, "latency_ms": result.median_ms, **rates}
 
 
 def alert_data(alert: stored.AlertRow) -> dict[str, Any]:
@@ -172,24 +162,19 @@ def incident_data(view: triage.IncidentView) -> dict[str, Any]:
 def verdict_data(progress: Known | Working | Failed, paging: Paging) -> tuple[dict[str, Any], int | None]:
     """Return (the verdict as pages show it, seconds after which the page should ask again, or None)."""
     if isinstance(progress, Working):
-        return {"state": "crowded" if progress.crowded else "judging", "seconds": round(progress.seconds, 1)}, _AGAIN_S
+        return {
+            "state": "crowded" if progress.crowded else "judging",
+            "seconds": round(progress.seconds, 1),
+        }, LIMITS.again_s
     if isinstance(progress, Failed):
         return {"state": "failed", "error": progress.message}, None
     of_run: RunVerdict = progress.value
     rows = paging.part(of_run.rows)
     verdict = {
         "state": "stale" if progress.stale else "known",
-        "run": of_run.run,
-        "word": of_run.word,
-        "blind": of_run.blind,
-        "summary": of_run.summary,
-        "exit_code": of_run.exit_code,
-        "counts": of_run.counts,
-        "acknowledged": of_run.acknowledged,
-        "folded": list(of_run.folded),
+        **of_run.facts,
         "paging": paging.data(len(of_run.rows)),
         "rows": list(rows),
         "unmeasured": {"total": len(of_run.unmeasured), "rows": list(of_run.unmeasured[: paging.size])},
-        "seconds": round(of_run.seconds, 2),
     }
-    return verdict, _AGAIN_S if progress.stale else None
+    return verdict, LIMITS.again_s if progress.stale else None

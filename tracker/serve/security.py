@@ -21,14 +21,12 @@ from urllib.parse import urlsplit
 from starlette.requests import Request
 
 from groupbench.tracker.facts.errors import TrackerError
+from groupbench.tracker.serve.limits import LIMITS
 from groupbench.tracker.serve.parameters import checked
 
 logger = logging.getLogger(__name__)
 
 COOKIE = "groupbench"
-SHORTEST_TOKEN = 16
-SESSION_S = 12 * 3600
-_MOST_SESSIONS = 1_000
 
 USER_HEADER = "X-Forwarded-User"
 """Default name of the header in which a proxy sends the name of the person."""
@@ -96,10 +94,8 @@ class Guard:
     """The token, and the sessions started with it. Sessions end with this process."""
 
     def __init__(self, token: str | None = None, names: Names | None = None) -> None:
-        if token is not None and len(token) < SHORTEST_TOKEN:
-            raise Refused(
-                f"the token has {len(token)} characters; it needs {SHORTEST_TOKEN} or more; {MAKE_TOKEN}", 401
-            )
+        if token is not None and len(token) < LIMITS.token:
+            raise Refused(f"the token has {len(token)} characters; it needs {LIMITS.token} or more; {MAKE_TOKEN}", 401)
         self._digest = None if token is None else _digest(token)
         self.names = names or Names()
         self._lock = threading.Lock()
@@ -123,9 +119,9 @@ class Guard:
         with self._lock:
             now = time.monotonic()
             self._sessions = {key: kept for key, kept in self._sessions.items() if kept[1] > now}
-            while len(self._sessions) >= _MOST_SESSIONS:
+            while len(self._sessions) >= LIMITS.sessions:
                 self._sessions.pop(next(iter(self._sessions)))
-            self._sessions[_digest(cookie).hex()] = (secrets.token_urlsafe(32), now + SESSION_S)
+            self._sessions[_digest(cookie).hex()] = (secrets.token_urlsafe(32), now + LIMITS.session_s)
         return cookie
 
     def end(self, person: Person) -> None:

@@ -25,6 +25,7 @@ from groupbench.tracker.report.histories import histories, places, read_context,
 from groupbench.tracker.report.shown import ResultBursts, RunLabel, ShownHistory, label_of
 from groupbench.tracker.serve import queries
 from groupbench.tracker.serve.answers import Known
+from groupbench.tracker.serve.limits import LIMITS
 from groupbench.tracker.serve.parameters import NotFound, Parameters
 from groupbench.tracker.serve.runs import alert_data, environment_data, newest_run, result_data
 from groupbench.tracker.serve.site import Page, Site, paging_of, series_facts, slice_of
@@ -33,8 +34,6 @@ from groupbench.tracker.text import repro
 
 SHOWN_POINTS = 500
 """Default number of points that a history shows."""
-
-MOST_POINTS = 5_000
 
 CHARTED = 7
 """Maximum number of other backends in a chart: with the series itself, as many as there are colours."""
@@ -79,7 +78,7 @@ def newest_data(site: Site, session: Session, listed: Sequence[SeriesRow]) -> li
 
 def series(site: Site, parameters: Parameters, key: int) -> Page:
     """Return one series' page: history with changes and alerts, and points. Raises NotFound."""
-    last, paging = parameters.number("last", SHOWN_POINTS, 1, MOST_POINTS), paging_of(parameters)
+    last, paging = parameters.number("last", SHOWN_POINTS, 1, LIMITS.points), paging_of(parameters)
     parameters.done()
     with site.database.read() as session:
         row = queries.one_series(session, key)

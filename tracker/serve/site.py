@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,6 +21,7 @@ from groupbench.tracker.query.traffic import NO_TRAFFIC, Traffic
 from groupbench.tracker.serve import queries, verdict
 from groupbench.tracker.serve.answers import Answers, Failed, Known, Working
 from groupbench.tracker.serve.database import Database, SlowError, version
+from groupbench.tracker.serve.limits import LIMITS
 from groupbench.tracker.serve.parameters import BadRequest, NotFound, Parameters, resolve_parameter
 from groupbench.tracker.serve.security import Guard
 from groupbench.tracker.store.engine import Store
@@ -31,19 +31,10 @@ from groupbench.tracker.text.wording import printable
 
 T = TypeVar("T")
 
-PER_PAGE = 50
-MOST_PER_PAGE = 500
 MOST_WORDS = 16
 """Maximum number of words in a search. Each is compared with all names, shapes and hardware of every series."""
-RECOUNT_S = 60.0
-"""Time in seconds after which the counts of a run are checked for removed points."""
-
 DAMAGE_S = 2.0
 """Time in seconds that a request waits for the search for damage that explains its error."""
-
-_KEPT_RUNS = 2_000
-_KEPT_LISTS = 24
-_KEPT_LINES = 8
 
 
 @dataclass(frozen=True)
@@ -73,9 +64,8 @@ class Site:
         self.database, self.answers, self.guard, self.writer, self.traffic = database, answers, guard, writer, traffic
         self.name = printable(database.store.name)
         self._lock = threading.Lock()
-        self._counts: dict[int, _KeptCounts] = {}
-        self._counted_to = 0  # the newest point when the counts were last known to be right
-        self._lists, self._runs, self._rows = _Kept(_KEPT_LISTS), _Kept(_KEPT_LINES), _Kept(1)
+        self._lists, self._runs, self._rows = _Kept(LIMITS.lists), _Kept(LIMITS.lines), _Kept(1)
+        self._counts = _Kept(LIMITS.counted_runs)
 
     def series_keys(self, session: Session, where: queries.Slice) -> list[int]:
         """Return `queries.series_keys`, cached, because the next page needs the same keys."""
@@ -107,40 +97,9 @@ class Site:
         return self._lists.get("facets", _last_series(session), lambda: queries.facets(session))
 
     def counts(self, session: Session, run: RunRow) -> queries.RunCounts:
-        """Return `queries.count_run`, cached until the run has gained points.
-
-        Counting reads every point in a run, and a list has 50 runs. Only `prune` removes points, so removed points are
-        looked for only every `RECOUNT_S` seconds.
-        """
-        newest = self._forget_grown(session)
-        with self._lock:
-            kept = self._counts.get(run.pk)
-        now = time.monotonic()
-        if kept is None or now - kept.checked >= RECOUNT_S:
-            number = queries.number_of_points(session, run.pk)
-            same = kept is not None and kept.number == number
-            counts = kept.counts if kept is not None and same else queries.count_run(session, run.pk)
-            kept = _KeptCounts(counts, number, now)
-            with self._lock:
-                if len(self._counts) >= _KEPT_RUNS:
-                    self._counts.clear()
-                if self._counted_to == newest:  # else another request has seen a later state
-                    self._counts[run.pk] = kept
-        return kept.counts
-
-    def _forget_grown(self, session: Session) -> int:
-        """Forget the counts for runs with new points; return the newest point."""
-        newest = _once(session, "newest point", lambda: queries.newest_point(session))
-        with self._lock:
-            since = self._counted_to
-        if newest == since:
-            return newest
-        grown = queries.runs_since(session, since) if self._counts and newest > since else set(self._counts)
-        with self._lock:
-            self._counted_to = newest
-            for key in grown:
-                self._counts.pop(key, None)
-        return newest
+        """Return `queries.count_run`, cached, because it reads every point in a run, and a list has 50 runs."""
+        points = queries.version_of_points(session, run.pk)
+        return self._counts.get(run.pk, points, lambda: queries.count_run(session, run.pk))
 
     def verdict(self, session: Session, run: RunRow, *, patience: float | None = None) -> Known | Working | Failed:
         """Return the gate's verdict on a run, or Failed: a page shows the other contents even without a verdict.
@@ -195,15 +154,6 @@ class _Kept:
                 self._answers.popitem(last=False)
         value: T = kept[1]
         return value
-
-
-@dataclass(frozen=True)
-class _KeptCounts:
-    """A run's counts, and the point count at the last check."""
-
-    counts: queries.RunCounts
-    number: int
-    checked: float  # time.monotonic()
 
 
 def _last_series(session: Session) -> int:
@@ -276,7 +226,9 @@ class Paging:
 
 
 def paging_of(parameters: Parameters) -> Paging:
-    return Paging(parameters.number("page", 1, 1, 10**6), parameters.number("per_page", PER_PAGE, 1, MOST_PER_PAGE))
+    return Paging(
+        parameters.number("page", 1, 1, 10**6), parameters.number("per_page", LIMITS.rows, 1, LIMITS.most_rows)
+    )
 
 
 def series_facts(series: SeriesRow) -> dict[str, Any]:

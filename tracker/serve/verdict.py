@@ -10,25 +10,18 @@ from typing import Any
 from groupbench.tracker.judge.gate import judge_run
 from groupbench.tracker.judge.verdicts import Judged
 from groupbench.tracker.query.resolve import find_run
-from groupbench.tracker.serve.database import LIMITS, Database
+from groupbench.tracker.serve.database import Database
+from groupbench.tracker.serve.limits import LIMITS
 
 
 @dataclass(frozen=True)
 class RunVerdict:
     """The verdict on a run, as pages show it."""
 
-    run: str
-    word: str
-    blind: bool  # the run passed although no latency could be judged
-    summary: str
-    exit_code: int
-    counts: dict[str, int]
-    acknowledged: dict[str, int]  # of the counts
-    folded: tuple[str, ...]  # a line for each reason that several series share
-    rows: tuple[dict[str, Any], ...]  # other rows that changed or have a note, the most severe first
+    facts: dict[str, Any]
+    rows: tuple[dict[str, Any], ...]  # rows that changed or have a note, the most severe first
     unmeasured: tuple[dict[str, Any], ...]  # expected series without a result, with the reason
     by_series: dict[int, str] = field(repr=False)  # the verdict on each series, by key
-    seconds: float = 0.0
 
 
 def judge(database: Database, run: str) -> RunVerdict:
@@ -37,29 +30,24 @@ def judge(database: Database, run: str) -> RunVerdict:
     with database.read(LIMITS.background_s) as session:
         gate = judge_run(session, find_run(session, run))
     lines, rest = gate.folded
-    return RunVerdict(
-        run=gate.run.id,
-        word=gate.word,
-        blind=gate.blind,
-        summary=gate.summary,
-        exit_code=gate.exit_code,
-        counts=gate.counts,
-        acknowledged=dict(Counter(row.verdict for row in gate.rows if row.acknowledged)),
-        folded=tuple(lines),
-        rows=tuple(map(_changed, rest)),
-        unmeasured=tuple(
-            {
-                "series": row.series.pk,
-                **{name: getattr(row.series, name) for name in ("operator", "backend", "mode", "shape", "dtype")},
-                "status": "absent" if row.point is None else row.point.status,
-                "verdict": row.verdict,
-                "reason": row.note,
-            }
-            for row in gate.unmeasured
-        ),
-        by_series=gate.by_series,
-        seconds=time.perf_counter() - began,
-    )
+    facts = {
+        "run": gate.run.id,
+        **{name: getattr(gate, name) for name in ("word", "blind", "summary", "exit_code", "counts")},
+        "acknowledged": dict(Counter(row.verdict for row in gate.rows if row.acknowledged)),
+        "folded": lines,  # one for each reason that several series share
+        "seconds": round(time.perf_counter() - began, 2),
+    }
+    return RunVerdict(facts, tuple(map(_changed, rest)), tuple(map(_unmeasured, gate.unmeasured)), gate.by_series)
+
+
+def _unmeasured(row: Judged) -> dict[str, Any]:
+    return {
+        "series": row.series.pk,
+        **{name: getattr(row.series, name) for name in ("operator", "backend", "mode", "shape", "dtype")},
+        "status": "absent" if row.point is None else row.point.status,
+        "verdict": row.verdict,
+        "reason": row.note,
+    }
 
 
 def _changed(row: Judged) -> dict[str, Any]:
@@ -77,15 +65,8 @@ def _changed(row: Judged) -> dict[str, Any]:
 
 def _shown(row: Judged) -> dict[str, Any]:
     """Return a row's levels and change, as values to sort by and as texts."""
-    shown = row.shown
-    texts = {"before_text": shown.before_text, "now_text": shown.now_text, "change_text": shown.change_text}
-    return {
-        "before": shown.before,
-        "now": shown.now,
-        "change": shown.change,
-        "interval": shown.interval(" to "),
-        **texts,
-    }
+    names = ("before", "now", "change", "before_text", "now_text", "change_text")
+    return {name: getattr(row.shown, name) for name in names} | {"interval": row.shown.interval(" to ")}
 
 
 def _span_data(row: Judged) -> dict[str, Any]:

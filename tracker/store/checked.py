@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, Generic, TypeVar, cast
 
 import msgspec
 
@@ -27,6 +27,9 @@ from groupbench.tracker.facts.record import (
 )
 from groupbench.tracker.facts.spelling import canonical, canonical_environment
 from groupbench.tracker.store.points import packed_values, plain_values
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 Numbered = tuple[int, Record]
 """A line number, counted from 1, and the record."""
@@ -105,7 +108,7 @@ def prepared(records: Iterable[Numbered], source: str) -> Iterator[Checked]:
 
 def hashed(records: Iterable[Numbered], source: str) -> Iterator[Hashed]:
     """Hash storable records. Raises IngestError."""
-    runs, environments = _Runs(), _Environments()
+    runs, environments = _Once[Run, Run](lambda run: run), _Once(_stable)
     hashes: dict[bytes, str] = {}  # of kernels, which many records may share
     for number, original in records:
         cell = canonical(original.cell, original.run.started)
@@ -151,34 +154,26 @@ def _batches(records: Iterable[Hashed]) -> Iterator[list[Hashed]]:
         yield batch
 
 
-class _Runs:
-    """Maps equal runs to one object."""
+class _Once(Generic[T, R]):
+    """Makes one object for equal values, which come in blocks."""
 
-    def __init__(self) -> None:
-        self._latest: Run | None = None  # records of a run come in blocks
-        self._known: dict[bytes, Run] = {}
+    def __init__(self, make: Callable[[T], R]) -> None:
+        self._make, self._latest = make, cast("tuple[T | None, R]", (None, None))
+        self._known: dict[bytes, R] = {}
 
-    def of(self, run: Run) -> Run:
-        if self._latest is None or self._latest != run:
-            self._latest = self._known.setdefault(encode(run), run)
-        return self._latest
-
-
-class _Environments:
-    """Maps equal environments to one object and one hash."""
-
-    def __init__(self) -> None:
-        self._latest: tuple[Environment, tuple[Environment, str]] | None = None  # as given, and as stored
-        self._known: dict[bytes, tuple[Environment, str]] = {}
-
-    def of(self, environment: Environment) -> tuple[Environment, str]:
-        if self._latest is None or (self._latest[0] is not environment and self._latest[0] != environment):
-            encoded = encode(environment)
+    def of(self, value: T) -> R:
+        if self._latest[0] is not value and self._latest[0] != value:
+            encoded = encode(value)
             if encoded not in self._known:
-                stable = canonical_environment(environment)
-                self._known[encoded] = stable, digest(stable)
-            self._latest = environment, self._known[encoded]
+                self._known[encoded] = self._make(value)
+            self._latest = value, self._known[encoded]
         return self._latest[1]
+
+
+def _stable(environment: Environment) -> tuple[Environment, str]:
+    """Return an environment in its usual spelling, with its hash."""
+    stable = canonical_environment(environment)
+    return stable, digest(stable)
 
 
 def unstorable(record: Record) -> str | None:

@@ -24,7 +24,7 @@ TIMINGS = (None, "gpu", "cpu", "interpreted")
 """None for points without a latency."""
 CODES = (len(TIMINGS), 3)
 """Number of codes for timing and repeatable, which share an integer with status."""
-KEPT = 128
+COPIED = 128
 """Points for each series, on average, that have a copy: as many as a gate compares, and more."""
 
 Columns: TypeAlias = dict[str, NDArray[Any]]
@@ -130,7 +130,7 @@ def differs(session: Session, run: int) -> bool:
 
 def copy_newest(session: Session) -> None:
     """Copy the newest runs that have no copy, and remove older runs' copies."""
-    rest = KEPT * (session.scalar(select(func.count(Series.id))) or 0)
+    rest = COPIED * (session.scalar(select(func.count(Series.id))) or 0)
     query = select(Run.id, _COPY.c.points).outerjoin(_COPY, _COPY.c.id == Run.id).order_by(*NEWEST_FIRST)
     old = []
     for run, number in session.execute(query).all():

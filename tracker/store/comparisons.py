@@ -9,12 +9,15 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from itertools import chain
+from operator import attrgetter
 from typing import Any
 
 from sqlalchemy import ColumnElement, select
 from sqlalchemy.orm import Session
 
 from groupbench.tracker.facts.environment import digest
+from groupbench.tracker.facts.grouping import grouped
 from groupbench.tracker.store.chunks import chunks
 from groupbench.tracker.store.schema import ABComparison, Series
 from groupbench.tracker.text.unchecked import Unchecked
@@ -129,12 +132,10 @@ def named_of_series(session: Session, series: Collection[int]) -> dict[int, list
 
 
 def _read(session: Session, series: Collection[int], condition: ColumnElement[bool]) -> dict[int, list[Compared]]:
-    by_series: dict[int, list[Compared]] = {}
-    for chunk in chunks(series):
-        query = select(ABComparison).where(ABComparison.series_id.in_(chunk), condition)
-        for row in session.scalars(query.order_by(ABComparison.measured.desc(), ABComparison.id.desc())):
-            by_series.setdefault(row.series_id, []).append(from_row(row))
-    return by_series
+    query = select(ABComparison).order_by(ABComparison.measured.desc(), ABComparison.id.desc()).where(condition)
+    read = (session.scalars(query.where(ABComparison.series_id.in_(chunk))) for chunk in chunks(series))
+    by_series = grouped(chain.from_iterable(read), attrgetter("series_id"))
+    return {key: list(map(from_row, rows)) for key, rows in by_series.items()}
 
 
 def from_row(row: ABComparison) -> Compared:

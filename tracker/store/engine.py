@@ -36,7 +36,8 @@ from groupbench.tracker.store.sqlite_file import (
 PAGE_BYTES = 8192
 """Page size of a new SQLite file. A point takes 1/35 of a page, which wastes little space."""
 
-_LOCK = 0x67726F75  # key of the PostgreSQL advisory lock for migrations
+LOCK = 0x67726F75
+"""Key of the PostgreSQL advisory lock for migrations and changes of the queue."""
 
 
 @dataclass(frozen=True)
@@ -211,7 +212,7 @@ def _locked(engine: Engine) -> Iterator[Connection]:
     """Yield the connection of a transaction during which no other process changes the tables."""
     with engine.execution_options(begin="BEGIN IMMEDIATE").begin() as connection:
         if engine.dialect.name == "postgresql":
-            connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _LOCK})
+            connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": LOCK})
         yield connection
 
 

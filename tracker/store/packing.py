@@ -12,7 +12,6 @@ Points are packed together, since those with equally many samples share arrays: 
 from __future__ import annotations
 
 import zlib
-from collections import defaultdict
 from collections.abc import Hashable, Iterable, Sequence
 from typing import Any
 
@@ -21,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from groupbench.tracker.facts.errors import StoreError
+from groupbench.tracker.facts.grouping import grouped
 from groupbench.tracker.facts.record import Telemetry
 
 
@@ -238,10 +238,8 @@ def _of_ticks(ticks: NDArray[Any], step: int) -> NDArray[np.float32]:
 
 
 def _alike(keys: Iterable[Hashable]) -> Iterable[list[int]]:
-    places: dict[Hashable, list[int]] = defaultdict(list)
-    for place, key in enumerate(keys):
-        places[key].append(place)
-    return places.values()
+    listed = list(keys)
+    return grouped(range(len(listed)), listed.__getitem__).values()
 
 
 def _pack_rows(rows: NDArray[np.int64]) -> list[bytes]:

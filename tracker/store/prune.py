@@ -20,6 +20,7 @@ from sqlalchemy import Select, and_, delete, func, or_, select, union
 from sqlalchemy.orm import Session
 
 from groupbench.tracker.facts.record import BACKFILL
+from groupbench.tracker.store.chunks import chunks
 from groupbench.tracker.store.schema import (
     OLDEST_FIRST,
     Alert,
@@ -46,9 +47,6 @@ _PINNED = (
     .join(Pin, and_(Pin.commit == Commit.hash, Pin.ended.is_(None)))
 )
 """The reference of later runs: every point of a pinned commit."""
-
-_SERIES_AT_ONCE = 1000
-_DELETED_AT_ONCE = 500
 
 
 @dataclass(frozen=True)
@@ -100,11 +98,10 @@ def plan_pruning(
 
     counts = {"points": 0, "young": 0, "edges": 0, "evidence": 0, "periodic": 0}
     removed: list[NDArray[np.int64]] = []
-    keys = list(session.scalars(select(Series.id).order_by(Series.id)))
+    keys = session.scalars(select(Series.id).order_by(Series.id))
     query = select(Point.id, Point.series_id, Point.run_id, Point.environment_id, Point.status, Point.timing)
-    for start in range(0, len(keys), _SERIES_AT_ONCE):
-        first, last = keys[start], keys[min(start + _SERIES_AT_ONCE, len(keys)) - 1]
-        rows = session.execute(query.where(Point.series_id.between(first, last))).all()
+    for chunk in chunks(keys, 1000):
+        rows = session.execute(query.where(Point.series_id.between(chunk[0], chunk[-1]))).all()
         if not rows:
             continue
         point, series, run, environment = (np.array([row[i] for row in rows], dtype=np.int64) for i in range(4))
@@ -136,9 +133,8 @@ def apply_pruning(session: Session, pruning: Pruning) -> None:
 
     Series and commits stay: series list the measured cells, and commits define the history's order.
     """
-    keys = pruning.remove.tolist()
-    for start in range(0, len(keys), _DELETED_AT_ONCE):
-        session.execute(delete(Point).where(Point.id.in_(keys[start : start + _DELETED_AT_ONCE])))
+    for chunk in chunks(pruning.remove.tolist()):
+        session.execute(delete(Point).where(Point.id.in_(chunk)))
     session.execute(delete(Run).where(~select(Point.id).where(Point.run_id == Run.id).exists()))
     used = select(Point.kernels_id).where(Point.kernels_id.is_not(None)).distinct()
     session.execute(delete(KernelSet).where(KernelSet.id.not_in(used)))

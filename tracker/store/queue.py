@@ -32,13 +32,17 @@ from sqlalchemy import (
 from sqlalchemy.exc import SQLAlchemyError
 
 from groupbench.tracker.facts.errors import TrackerError
-from groupbench.tracker.store.engine import Store, unprepared
+from groupbench.tracker.store.engine import LOCK, Store, unprepared
 from groupbench.tracker.tools.lease import RETURNS, URGENT, StandIn
 
 logger = logging.getLogger(__name__)
 
-POLL_S = 0.2
+QUEUE_POLL_S = 0.2
+"""Time between two looks at the queue."""
+
 BEAT_S = 2.0
+"""Time between two signs of life, of which ten may be lost."""
+
 STALE_S = 20.0
 """Age of a row from which its process counts as killed. The database's clock measures it."""
 
@@ -80,17 +84,13 @@ def place(
             yield lambda wait_s: True
             return
         with store.errors_translated(), store.engine.begin() as connection:
-            connection.execute(select(func.pg_advisory_xact_lock(_LOCK)))  # two first ones create it at once
+            connection.execute(select(func.pg_advisory_xact_lock(LOCK)))  # two first ones create it at once
             _METADATA.create_all(connection)
         row = _Row(
             store, {"device": device, "place": here, "rank": rank, "holds": False, "facts": dict(facts)}, stand_in
         )
         stack.callback(row.end)
         yield row.wait
-
-
-_LOCK = 0x67726F75
-"""Key of the advisory lock under which the queue changes."""
 
 
 def _fresh() -> ColumnElement[bool]:
@@ -113,7 +113,7 @@ class _Row:
     def turn(self, take: bool = False) -> bool:
         """Renew the row. Returns whether it is this row's turn; with `take`, it then holds the device."""
         with self.store.errors_translated(), self.store.engine.begin() as connection:
-            connection.execute(select(func.pg_advisory_xact_lock(_LOCK)))
+            connection.execute(select(func.pg_advisory_xact_lock(LOCK)))
             connection.execute(QUEUE.delete().where(~_fresh(), QUEUE.c.id != self.id))
             now = func.clock_timestamp()
             if not connection.execute(QUEUE.update().where(QUEUE.c.id == self.id).values(beat=now)).rowcount:
@@ -141,7 +141,7 @@ class _Row:
         while not self.turn(take=True):
             if time.monotonic() >= end:
                 return False
-            time.sleep(POLL_S)
+            time.sleep(QUEUE_POLL_S)
         return True
 
     def _beat(self) -> None:
@@ -181,10 +181,10 @@ class _Row:
                 return
             returns = {"holds": False, "rank": RETURNS}
             with self.store.engine.begin() as connection:
-                connection.execute(select(func.pg_advisory_xact_lock(_LOCK)))
+                connection.execute(select(func.pg_advisory_xact_lock(LOCK)))
                 connection.execute(QUEUE.update().where(QUEUE.c.id == self.id).values(returns))
             self.values |= returns
-            while not self.turn(take=True) and not self.over.wait(POLL_S):
+            while not self.turn(take=True) and not self.over.wait(QUEUE_POLL_S):
                 pass
 
     def end(self) -> None:

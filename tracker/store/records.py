@@ -65,8 +65,7 @@ class RecordReader:
         self.session = session
         self.runs: dict[int, dict[str, Any]] = {}
         self.series: dict[int, dict[str, Any]] = {}
-        self.environments: dict[int, dict[str, Any]] = {}
-        self.kernels: dict[int, list[Any]] = {}
+        self.values: dict[tuple[str, int | None], Any] = {}  # by column and key
         self.lists: dict[int, tuple[str, dict[str, str]]] = {}
 
     def record(self, row: Row[Any]) -> records.Record:
@@ -75,9 +74,9 @@ class RecordReader:
             {
                 "schema": records.SCHEMA,
                 "run": self._run(point["run_id"]),
-                "environment": self._environment(point["environment_id"]),
+                "environment": self._json(Environment.facts, point["environment_id"]),
                 "cell": {**self._cell(point["series_id"]), **(point["amounts"] or {})},
-                **self.result_of(point, self._kernels(point["kernels_id"])),
+                **self.result_of(point, self._json(KernelSet.kernels, point["kernels_id"])),
                 "loaded": self._loaded(point["code_id"], point["packages_id"]),
             },
             records.Record,
@@ -107,19 +106,12 @@ class RecordReader:
             self.series[key] = dict(self.session.execute(query).one()._mapping)
         return self.series[key]
 
-    def _environment(self, key: int) -> dict[str, Any]:
-        if key not in self.environments:
-            query = select(Environment.facts).where(Environment.id == key)
-            self.environments[key] = self.session.execute(query).scalar_one()
-        return self.environments[key]
-
-    def _kernels(self, key: int | None) -> list[Any] | None:
-        if key is None:
-            return None
-        if key not in self.kernels:
-            query = select(KernelSet.kernels).where(KernelSet.id == key)
-            self.kernels[key] = self.session.execute(query).scalar_one()
-        return self.kernels[key]
+    def _json(self, column: Any, key: int | None) -> Any:
+        """Return a row's value in a column of JSON, or None without a row."""
+        if key is not None and (column.key, key) not in self.values:
+            query = select(column).where(column.class_.id == key)
+            self.values[column.key, key] = self.session.execute(query).scalar_one()
+        return self.values.get((column.key, key))
 
     def _loaded(self, code: int | None, packages: int | None) -> dict[str, Any] | None:
         if code is None and packages is None:

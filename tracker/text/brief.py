@@ -7,12 +7,14 @@ import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from groupbench.tracker.facts.grouping import grouped
+
 ANSWER_BYTES = 10_000
 """Largest answer of a tool, in bytes of compact JSON."""
 
-BRIEF_TEXT = 400
+BRIEF_TEXT = 400  # characters of a text in an answer
 _HASH = re.compile(r"\b[0-9a-f]{32,64}\b")
-_SIGNIFICANT_DIGITS = 5
+_SIGNIFICANT_DIGITS = 5  # of a number in an answer
 _WHOLE = ("repro", "to_try")
 """Keys of commands, which are kept as they are."""
 _EMPTY: tuple[Any, ...] = (None, "", [], {})
@@ -87,9 +89,7 @@ def by_series(rows: list[dict[str, Any]], keys: tuple[str, ...], facts: tuple[st
         keys: Columns of the series.
         facts: Columns to keep of a point.
     """
-    series: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
-    for row in rows:
-        series.setdefault(tuple(row[key] for key in keys), []).append(row)
+    series = grouped(rows, lambda row: tuple(row[key] for key in keys))
     entries = []
     for named, points in series.items():
         changes = [abs(point.get("change") or 0.0) for point in points]

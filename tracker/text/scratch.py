@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 
 _NAME = re.compile(r"groupbench-([a-z]+)-(\d+)-\w{8}")
-_FRESH_S = 60.0
+_FRESH_S = 60.0  # age up to which a folder without a lock may still be getting one
 _MEMORY = Path("/dev/shm")  # noqa: S108 (mkdtemp makes each folder in it)
 _MEMORY_SHARE = 1 / 32
 """Part of the free space in memory that a folder may take: its size is an estimate, and others need room too."""

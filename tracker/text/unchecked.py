@@ -7,7 +7,9 @@ texts by side.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from operator import itemgetter
 
+from groupbench.tracker.facts.grouping import grouped
 from groupbench.tracker.text.wording import some
 
 Unchecked = Mapping[str, Sequence[str]]
@@ -16,11 +18,9 @@ Unchecked = Mapping[str, Sequence[str]]
 
 def unchecked_lines(unchecked: Unchecked) -> list[str]:
     """Return a line for each check: `not checked in base and head: times, because other work kept the CPU busy`."""
-    names: dict[str, list[str]] = {}
-    for name, reasons in unchecked.items():
-        for reason in reasons:
-            names.setdefault(reason, []).append(name)
-    return [f"not checked in {_joined(each)}: {reason}" for reason, each in names.items()]
+    pairs = [(name, reason) for name, reasons in unchecked.items() for reason in reasons]
+    sides = grouped(pairs, itemgetter(1)).items()
+    return [f"not checked in {_joined([name for name, _ in each])}: {reason}" for reason, each in sides]
 
 
 def merged(parts: Sequence[Unchecked]) -> dict[str, list[str]]:

@@ -13,7 +13,7 @@ from groupbench.tracker.tools import git
 MOST_COMMITS = 2000
 """Largest number of commits, on each side, whose patches are compared."""
 
-PATCH_TIMEOUT_S = 60.0
+PATCH_TIMEOUT_S = 60.0  # for the patches of MOST_COMMITS commits
 
 Counterparts = Mapping[str, str | None]
 """Maps commits to their counterparts on a branch, or to None without one. Unknown commits are absent."""

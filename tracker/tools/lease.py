@@ -48,10 +48,10 @@ from groupbench.tracker.tools.device_lock import (
 
 logger = logging.getLogger(__name__)
 
-POLL_S = 0.1
+POLL_S = 0.1  # between two looks at a lock
 LOOK_S = 0.2
 """Try for at least this long: another command may be holding the lock for the moment in which it looks at it."""
-LONGEST_WAIT_S = 6e5
+LONGEST_WAIT_S = 6e5  # a week
 URGENT_WAIT_S = 3600.0
 """Longest wait of an urgent command without --wait: a problem of a night takes minutes."""
 URGENT, RETURNS, USUAL = range(3)

@@ -25,6 +25,9 @@ class Number(click.IntRange):
         super().__init__(least, most)
         self.of = of
 
+    def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str | None:
+        return "N" if isinstance(param, click.Option) else None
+
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         try:
             return int(super().convert(value, param, ctx))

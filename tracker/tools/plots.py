@@ -14,7 +14,7 @@ from typing import IO, Any, TypeAlias
 from groupbench.tracker.text.terminal import bar
 from groupbench.tracker.text.wording import printable
 
-COLOURS = ((0, 114, 178), (213, 94, 0), (0, 158, 115), (204, 121, 167), (230, 159, 0), (86, 180, 233), (127, 127, 127))
+PALETTE = ((0, 114, 178), (213, 94, 0), (0, 158, 115), (204, 121, 167), (230, 159, 0), (86, 180, 233), (127, 127, 127))
 """Colours that colour-blind readers can distinguish, after Okabe and Ito, "Color universal design" (2008), and grey."""
 
 PANELS = 24
@@ -123,7 +123,7 @@ def terminal(panels: Sequence[Panel], width: int, coloured: bool) -> str:
 def _paint(text: str, index: int, coloured: bool) -> str:
     if not coloured:
         return text
-    red, green, blue = COLOURS[index % len(COLOURS)]
+    red, green, blue = PALETTE[index % len(PALETTE)]
     return f"\x1b[38;2;{red};{green};{blue}m{text}\x1b[0m"
 
 
@@ -159,7 +159,7 @@ def _draw(figure: Any, curve: Curve, index: int, coloured: bool) -> None:
     if curve.measured:
         single = len(curve.measured) == 1
         marker = ("•" if single else None) if coloured else _letter(index)
-        colour = COLOURS[index % len(COLOURS)] if coloured else None
+        colour = PALETTE[index % len(PALETTE)] if coloured else None
         draw = figure.scatter if single else figure.plot
         draw(list(curve.measured), list(curve.measured.values()), lc=colour, marker=marker)
 

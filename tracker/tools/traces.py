@@ -19,7 +19,7 @@ from typing import Any
 
 IDS = ("topk_ids", "topk_indices", "expert_ids", "selected_experts")
 COUNTS = ("expert_counts", "rows")
-MAX_BYTES = 2 << 30
+MAX_BYTES = 2 << 30  # of a file, which is read whole
 MAX_EXPERTS = 4096
 
 

@@ -113,6 +113,17 @@ def test_what_was_tried_is_not_tried_again_unless_asked(cli: Cli, slow: FakeBenc
     assert cli("gate").exit_code == 0
 
 
+def test_as_json(cli: Cli, slow: FakeBench) -> None:
+    slow.plan("different", 0.05)
+    answer = json.loads(cli("confirm", "--format", "json").stdout)
+    [one] = answer["compared"]
+    facts = (one["operator"], one["metric"], one["verdict"], one["base"], one["head"])
+    assert facts == ("grouped_gemm", "latency", "different", commit(5), commit(6))
+    assert one["change_low"] < one["change"] < one["change_high"]
+    assert (answer["decided"], answer["searches"]) == (True, [])
+    assert answer["summary"].startswith("CONFIRM ")
+
+
 NOT_MEASURABLE = {
     "another driver": ({"environment": {"gpu_uuid": "GPU-2", "driver": "580"}}, ""),
     "a dirty tree": ({"ms": 1.05, "commit_facts": {"dirty": True}}, "is a dirty tree, which cannot be measured again"),

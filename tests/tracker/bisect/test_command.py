@@ -468,7 +468,7 @@ class TestReleases:
     def compared(self, line: Line, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
         """Releases that were compared: 5 % slower from 3.7.0 on; those of `broken` do not install."""
         pairs: list[tuple[str, str]] = []
-        monkeypatch.setattr(toolchains, "releases", lambda package, first, last: list(self.VERSIONS))
+        monkeypatch.setattr("groupbench.tracker.cli.bisect.releases", lambda package, first, last: list(self.VERSIONS))
         self.installs = Counter[str]()
 
         def install(packages: Sequence[str], say: Any) -> Path:

@@ -39,7 +39,7 @@ def test_evaluate_finds_modules_where_the_plan_says(monkeypatch: pytest.MonkeyPa
         def evaluate(self, *_: object, **__: object) -> list[str]:
             return []
 
-    monkeypatch.setattr("groupbench.tracker.ab.evaluate.Evaluator", Evaluator)
+    monkeypatch.setattr("groupbench.tracker.cli.mcp.Evaluator", Evaluator)
     served.measuring_tools(None, "cpu", ("python",))[0]("cand.py")
     assert found == [((), ("python",), "cpu")]
 

@@ -74,7 +74,7 @@ def stop(*arguments: object, **options: object) -> None:
 
 
 HELD = "groupbench.tracker.cli.pull_request.hold_device"
-STARTED = "groupbench.tracker.ab.named_sides.open_sides"
+STARTED = "groupbench.tracker.cli.pull_request.open_sides"
 
 
 @pytest.mark.parametrize(("ends_at", "staged", "named"), [(STARTED, True, 1), (STARTED, False, 0), (HELD, True, 0)])
@@ -195,11 +195,11 @@ def invoke(repository: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[type[
     (repository / "groupbench.toml").write_text('[[measure]]\noperator = "a"\nonly = ["x", "y"]\n')
     monkeypatch.chdir(repository)
     monkeypatch.setattr("signal.signal", lambda *arguments: None)
-    monkeypatch.setattr("groupbench.tracker.ab.named_sides.open_sides", lambda *ends, **options: nullcontext(ends))
-    monkeypatch.setattr("groupbench.tracker.night.measuring.ensure_alone", lambda *arguments: Path("cpu.lock"))
+    monkeypatch.setattr("groupbench.tracker.cli.pull_request.open_sides", lambda *ends, **options: nullcontext(ends))
+    monkeypatch.setattr("groupbench.tracker.cli.here.ensure_alone", lambda *arguments: Path("cpu.lock"))
 
     def run(bench: type[Bisectable]) -> str:
-        monkeypatch.setattr("groupbench.tracker.ab.bench.Bench", bench)
+        monkeypatch.setattr("groupbench.tracker.cli.pull_request.Bench", bench)
         return CliRunner().invoke(main, ["pull-request", "main"], standalone_mode=False).output
 
     return run

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from cases import Cli, refused
+from cases import Cli
 from click.testing import CliRunner
 
 from groupbench.tracker.cli import main
@@ -40,7 +40,10 @@ def test_arguments_are_handed_on(arguments: tuple[str, ...], handed_on: list[str
 
 
 @pytest.mark.parametrize(("code", "expected"), [(0, 0), (1, 1), (3, 3), (2, 2), (-9, 2)])
-def test_the_exit_code_is_the_suites(code: int, expected: int, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("words", [(), ("--integrity",)])
+def test_the_exit_code_is_the_suites(
+    code: int, expected: int, words: tuple[str, ...], cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
     started: list[list[str]] = []
 
     def run(command: list[str], **named: Any) -> Any:
@@ -48,12 +51,8 @@ def test_the_exit_code_is_the_suites(code: int, expected: int, cli: Cli, monkeyp
         return SimpleNamespace(returncode=code)
 
     monkeypatch.setattr(subprocess, "run", run)
-    done = cli("selftest", "--integrity", "--device", "cpu", "--cheats", "memo_clone", "--format=json")
+    done = cli("selftest", *words, "--device", "cpu", "--cheats", "memo_clone", "--format=json")
     assert done.exit_code == expected
     assert started[0][1:] == [
         *("-P", "-m", "groupbench.operators.integrity", "--device", "cpu", "--only", "memo_clone", "--json"),
     ]
-
-
-def test_the_tests_must_be_named(cli: Cli) -> None:
-    assert "--integrity" in refused(cli, "selftest")

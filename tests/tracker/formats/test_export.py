@@ -11,7 +11,27 @@ from typing import Any
 import pytest
 from cases import Cli
 
-from groupbench.tracker.formats.write_v3 import FIELDS
+FIELDS: dict[str, tuple[str, ...]] = {
+    "runners": (
+        "name",
+        "type",
+        "cpu_info",
+        "cpu_count",
+        "mem_info",
+        "avail_mem_in_gb",
+        "gpu_info",
+        "gpu_count",
+        "gpu_mem_info",
+        "avail_gpu_mem_in_gb",
+        "extra_info",
+    ),
+    "benchmark": ("name", "mode", "dtype", "extra_info"),
+    "model": ("name", "type", "backend", "origins", "extra_info"),
+    "inputs": ("dtype", "extra_info"),
+    "dependencies": ("repo", "branch", "sha", "version", "extra_info"),
+    "metric": ("name", "benchmark_values", "target_value", "extra_info"),
+}
+"""Published names within the nested fields."""
 
 TOP_FIELDS = (
     *("timestamp", "schema_version", "name", "repo", "head_branch", "head_sha", "workflow_id", "run_attempt"),

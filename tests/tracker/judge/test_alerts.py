@@ -376,7 +376,7 @@ def test_a_wrong_result_has_one_alert_whichever_night_is_judged(
 @pytest.mark.sqlite
 def test_who_is_gits_user_by_default(slower: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("GIT_AUTHOR_NAME")
-    monkeypatch.setattr("groupbench.tracker.tools.git.user", lambda: "Grace <grace@example.org>")
+    monkeypatch.setattr("groupbench.tracker.cli.here.user", lambda: "Grace <grace@example.org>")
     assert "by Grace" in slower("incidents", "ack", "1", "--reason", "known").stdout
 
 

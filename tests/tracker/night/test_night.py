@@ -83,7 +83,7 @@ def tritonbench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest
     monkeypatch.chdir(tmp_path)
     (tmp_path / "groupbench.toml").write_text(PROJECT)
     fake = Tritonbench()
-    monkeypatch.setattr(measuring, "measure", fake)
+    monkeypatch.setattr("groupbench.tracker.cli.night.measure", fake)
     return fake
 
 
@@ -178,7 +178,7 @@ def test_a_mistake_ends_it_before_anything_is_measured(
 ) -> None:
     """A budget is checked before the device is locked, too."""
     if "--budget" in command:
-        monkeypatch.setattr(measuring, "ensure_alone", lambda *arguments: pytest.fail("it was locked"))
+        monkeypatch.setattr("groupbench.tracker.cli.here.ensure_alone", lambda *arguments: pytest.fail("it was locked"))
     for file, text in zip(map(Path, files), files.values(), strict=True):
         before = file.read_text() if file.exists() else ""
         file.unlink() if text == "rm" else file.write_text(f"{text}\n{before}")

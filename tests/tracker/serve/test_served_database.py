@@ -20,7 +20,7 @@ from starlette.testclient import TestClient
 
 from groupbench.tracker.facts.errors import QueryError, StoreError
 from groupbench.tracker.serve import comparing, database, queries, runs, site, verdict
-from groupbench.tracker.serve.answers import WAITING, Answers, Known, Working
+from groupbench.tracker.serve.answers import MOST_WAITING, Answers, Known, Working
 from groupbench.tracker.serve.app import create_app
 from groupbench.tracker.serve.database import SlowError
 from groupbench.tracker.store.engine import open_store
@@ -183,9 +183,7 @@ def test_an_error_in_a_template_is_not_blamed_on_the_database(nights: Any, serve
     assert (response.status_code, "internal error" in response.text, "damage" in response.text) == (500, True, False)
 
 
-def test_a_run_is_counted_again_when_it_changes(
-    nights: Any, serve: Client, stored: Any, make: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_is_counted_again_when_it_changes(nights: Any, serve: Client, stored: Any, make: Any) -> None:
     client = serve()
 
     def counts() -> list[dict[str, int]]:
@@ -197,7 +195,6 @@ def test_a_run_is_counted_again_when_it_changes(
     with open_store(str(nights), create=False) as store, store.write() as session:
         run = session.scalars(select(Run.id).order_by(Run.started.desc()).limit(1)).one()
         session.execute(delete(Point).where(Point.run_id == run, Point.status == "ok"))
-    monkeypatch.setattr(site, "RECOUNT_S", 0.0)
     assert counts()[:2] == [{"unavailable": 1}, {"ok": 5, "unavailable": 1}]
 
 
@@ -313,7 +310,7 @@ def test_answers_are_kept_until_something_is_stored() -> None:
     assert answers.ask(question, 2, work(2), patience=0) == Known(1, stale=True)
     assert isinstance(answers.ask(("verdict", "b"), 2, work(1), patience=0), Working)
     assert answers.ask(("compare", "b"), 2, work(1)) == Known(1)  # verdicts do not delay comparisons
-    for other in range(WAITING + 2):
+    for other in range(MOST_WAITING + 2):
         last = answers.ask(("verdict", other), 2, work(1), patience=0)
     assert isinstance(last, Working)
     assert last.crowded

@@ -13,8 +13,9 @@ from starlette.requests import Request
 from starlette.testclient import TestClient
 
 from groupbench.tracker.serve import app, security
+from groupbench.tracker.serve.limits import LIMITS
 from groupbench.tracker.serve.parameters import BadRequest
-from groupbench.tracker.serve.security import COOKIE, SESSION_S, Names
+from groupbench.tracker.serve.security import COOKIE, Names
 
 from .conftest import Act, Client
 
@@ -107,7 +108,7 @@ def test_a_session_writes_by_the_form_of_its_own_page(nights: Any, serve: Client
     response = log_in(client, token, next="/incidents/1")
     assert (response.status_code, response.headers["location"]) == (303, "/incidents/1")
     cookie = response.headers["set-cookie"]
-    assert all(word in cookie for word in (f"{COOKIE}=", "HttpOnly", "SameSite=strict", f"Max-Age={SESSION_S}"))
+    assert all(word in cookie for word in (f"{COOKIE}=", "HttpOnly", "SameSite=strict", f"Max-Age={LIMITS.session_s}"))
     assert token not in cookie
     page = client.get("/incidents/1").text
     assert token not in page

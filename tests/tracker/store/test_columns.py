@@ -111,7 +111,7 @@ def test_a_renamed_series_has_no_copy_under_its_old_key(three_nights: Store, mak
 
 
 def test_copies_are_kept_of_the_newest_runs(three_nights: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(columns, "KEPT", 2)
+    monkeypatch.setattr(columns, "COPIED", 2)
     with three_nights.write() as session:
         copy_newest(session)
         assert copied(session) == [1, 2]

@@ -207,7 +207,7 @@ FACTS = {"pid": 7, "user": "ada", "host": "there", "since": "now", "command": "g
 @pytest.fixture
 def beats(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(queue, "BEAT_S", 0.1)
-    monkeypatch.setattr(queue, "POLL_S", 0.02)
+    monkeypatch.setattr(queue, "QUEUE_POLL_S", 0.02)
 
 
 @pytest.mark.usefixtures("beats")

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 
 from groupbench.tracker.cli.output import Column, write_table
-from groupbench.tracker.cli.screen import INDENT, Head, folded, lay_out
+from groupbench.tracker.cli.screen import INDENT, folded, lay_out
 from groupbench.tracker.text.terminal import bar, shortened
 
 
@@ -119,7 +119,7 @@ def test_no_line_is_wider_than_the_terminal_and_nothing_is_lost(
 ) -> None:
     row = st.lists(TEXT, min_size=len(wraps), max_size=len(wraps))
     headers, *rows = data.draw(st.lists(row, min_size=2, max_size=4))
-    layout = lay_out([Head(name, wraps=wrap) for name, wrap in zip(headers, wraps, strict=True)], rows, width)
+    layout = lay_out([Column(name, "", wraps=wrap) for name, wrap in zip(headers, wraps, strict=True)], rows, width)
     for cells, lines in [(headers, layout.header()), *((cells, layout.row(cells)) for cells in rows)]:
         shown = [line.plain for line in lines]
         if width > INDENT + 2 * len(wraps) + 2:

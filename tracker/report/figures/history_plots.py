@@ -80,24 +80,34 @@ def _levels(history: ShownHistory) -> list[dict[str, Any]]:
 
 def accuracy_history(history: ShownHistory, runs: Sequence[RunLabel] | None = None) -> Figure:
     """Return the relative RMS error by run."""
-    errors = [value for value in history.rms if value is not None]
-    data = _results(history, [rounded(value, 4) for value in history.rms], runs, "relative RMS", "var(--accuracy)")
-    layout = _history_layout(history, runs, "relative RMS", _axis(errors, middle_of(errors), 0.25))
-    layout["yaxis"]["exponentformat"] = "e"
-    layout["shapes"] = [_line(mark) for mark in history.marks if mark.kind == "environment"]
-    layout["meta"] = {"kind": "history", "alt": _history_alt("Relative RMS error", "", history, history.rms, runs)}
-    return {"data": data, "layout": layout}
+    figure = _plain_history(
+        history, history.rms, runs, "relative RMS", "var(--accuracy)", 0.25, ("Relative RMS error", "")
+    )
+    figure["layout"]["yaxis"]["exponentformat"] = "e"
+    return figure
 
 
 def metric_history(history: ShownHistory, metric: Metric, runs: Sequence[RunLabel] | None = None) -> Figure:
     """Return the history for a metric carried by name, by run."""
-    values = history.further[metric.name]
+    values, title = history.further[metric.name], metric.unit or metric.name
+    return _plain_history(history, values, runs, title, "var(--c1)", 0.05, (metric.name, metric.unit))
+
+
+def _plain_history(
+    history: ShownHistory,
+    values: Sequence[float | None],  # [n]
+    runs: Sequence[RunLabel] | None,
+    title: str,
+    ink: str,
+    share: float,  # of the typical value, to each side
+    alt: tuple[str, str],  # name and unit
+) -> Figure:
+    """Return values by run, with environment changes."""
     numbers = [value for value in values if value is not None]
-    title = metric.unit or metric.name
-    data = _results(history, [rounded(value, 4) for value in values], runs, title, "var(--c1)")
-    layout = _history_layout(history, runs, title, _axis(numbers, middle_of(numbers), 0.05))
+    data = _results(history, [rounded(value, 4) for value in values], runs, title, ink)
+    layout = _history_layout(history, runs, title, _axis(numbers, middle_of(numbers), share))
     layout["shapes"] = [_line(mark) for mark in history.marks if mark.kind == "environment"]
-    layout["meta"] = {"kind": "history", "alt": _history_alt(metric.name, metric.unit, history, values, runs)}
+    layout["meta"] = {"kind": "history", "alt": _history_alt(*alt, history, values, runs)}
     return {"data": data, "layout": layout}
 
 
