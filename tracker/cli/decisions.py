@@ -35,7 +35,7 @@ _series = click.argument("series", type=SERIES, nargs=-1, required=True, metavar
 def mute(db: str, series: tuple[int, ...], until: datetime, reason: str) -> None:
     """Let the gate pass series until a date. SERIES is a number in `groupbench list series`.
 
-    A muted series is `ok` and gets no A/B and no alert. A wrong result still fails.
+    A muted series is `ok` and gets no A/B and no incident. A wrong result still fails.
     """
     from groupbench.tracker.store import decisions
     from groupbench.tracker.store.engine import open_store

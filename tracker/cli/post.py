@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from groupbench.tracker.cli.here import traffic_of
-from groupbench.tracker.cli.output import say
-from groupbench.tracker.text.wording import printable, printable_lines
+from groupbench.tracker.cli.output import Format, output_format, say, write_json
+from groupbench.tracker.text.wording import printable_lines
 from groupbench.tracker.tools.parameters import Number
 
 if TYPE_CHECKING:
@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     help="Instead of a comment, keep one issue for each incident: open, update, assign, close or reopen it.",
 )
 @click.option("--dry-run", is_flag=True, help="Print the comment or the issues instead of posting them.")
+@output_format("table", "json")
 @click.pass_context
 def post(
     context: click.Context,
@@ -57,6 +58,7 @@ def post(
     key: str,
     issues: bool,
     dry_run: bool,
+    form: Format,
 ) -> None:
     """Post FILE on a GitHub pull request or GitLab merge request, or update the comment posted earlier.
 
@@ -71,7 +73,7 @@ def post(
         raise click.UsageError("give a FILE, or --issues")
     if file is None:
         forge = None if dry_run else posting.forge(os.environ, kind=kind, repository=repository, number=0)
-        _issues(context, forge)
+        _issues(context, forge, form)
         return
     try:
         text = (sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()).decode("utf-8", "replace")
@@ -86,35 +88,37 @@ def post(
         text = f"{mark}\n{text}"
     text = comment.fitted(text)
     if dry_run:
-        click.echo(text)
+        _print({"text": text}, text, form)
         return
     forge = posting.forge(os.environ, kind=kind, repository=repository, number=number)
     done, url = posting.post(forge, mark, text)
-    click.echo(url or f"{forge.repository} {forge.number}")
+    _print({"done": done, "url": url}, url or f"{forge.repository} {forge.number}", form)
     say(f"{done} the comment")
 
 
-def _issues(context: click.Context, forge: Forge | None) -> None:
+def _print(facts: Any, text: str, form: Format) -> None:
+    write_json(facts) if form == "json" else click.echo(text)
+
+
+def _issues(context: click.Context, forge: Forge | None, form: Format) -> None:
     """Bring the issues of all incidents up to date; without a forge, print them."""
-    from groupbench.tracker.judge import alerts, triage
+    from groupbench.tracker.cli.incidents import read
     from groupbench.tracker.outputs import issues
     from groupbench.tracker.store.engine import open_store
     from groupbench.tracker.store.schema import Incident
-    from groupbench.tracker.tools import git
 
-    with open_store(context.obj, create=False) as database:
+    rows: Sequence[issues.Planned | issues.Posted]
+    incidents, _ = read(context)
+    if forge is None:
+        rows = issues.planned(incidents)
+    else:
+        with open_store(context.obj, create=False) as database:
 
-        def store(key: int, link: str | None, state: str | None) -> None:
-            with database.write() as session:
-                incident = session.get_one(Incident, key)
-                incident.link, incident.posted = link, state
+            def store(key: int, link: str | None, state: str | None) -> None:
+                with database.write() as session:
+                    incident = session.get_one(Incident, key)
+                    incident.link, incident.posted = link, state
 
-        with database.read() as session:
-            rows = alerts.find(session, first_parents=git.first_parents, between=git.between)
-            views = triage.of(session, rows, traffic_of(context).resolve(session))
-        if forge is None:
-            for text in issues.preview(views):
-                click.echo(printable_lines(text))
-            return
-        for posted in issues.post(forge, views, store):
-            click.echo(printable(f"{posted.done}: issue of incident {posted.incident} {posted.url or ''}".rstrip()))
+            rows = issues.post(forge, incidents, store)
+    if form == "json" or rows:
+        _print(rows, "\n".join(printable_lines(row.text) for row in rows), form)

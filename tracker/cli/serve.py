@@ -51,7 +51,7 @@ class ServeError(TrackerError):
     metavar="N",
     help="Port to listen on; 0 picks a free one.",
 )
-@click.option("--write", is_flag=True, help="Let anyone with the token acknowledge, accept and close alerts.")
+@click.option("--write", is_flag=True, help="Let anyone with the token acknowledge, accept and close incidents.")
 @click.option(
     "--token-file",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
@@ -97,7 +97,7 @@ def serve(
     user_header: str,
     secure: bool,
 ) -> None:
-    """Serve a live dashboard of the database: the report, plus search, comparisons and alerts.
+    """Serve a live dashboard of the database: the report, plus search, comparisons and incidents.
 
     By default the server is read-only and only this machine can reach it. Press Ctrl-C to stop it.
     """
@@ -129,7 +129,7 @@ def serve(
         sys.setswitchinterval(SWITCH_S)
         shown = f"[{host}]" if ":" in host else host
         say(f"serving {app.state.site.database.store.name} at http://{shown}:{listener.getsockname()[1]}"
-            f", {'alerts can be changed' if write else 'read-only'}; press Ctrl-C to stop")  # fmt: skip
+            f", {'incidents can be changed' if write else 'read-only'}; press Ctrl-C to stop")  # fmt: skip
         if not alone:
             say(f"anyone who can reach {host} can read the database")
         uvicorn.Server(config).run(sockets=[listener])

@@ -13,8 +13,7 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from groupbench.tracker.facts.errors import OutputError
-from groupbench.tracker.judge.alerts import AlertRow, IncidentRow
-from groupbench.tracker.judge.triage import IncidentView
+from groupbench.tracker.judge.incident_rows import IncidentRow, MemberRow
 from groupbench.tracker.outputs import comment, http, issues
 from groupbench.tracker.outputs import post as posting
 from groupbench.tracker.query.rows import RunRow, SeriesRow
@@ -69,16 +68,16 @@ class FakeForge:
         return http.HttpResponse(201, {}, dict(item))
 
 
-def view(key: int, state: str = "new", **facts: Any) -> IncidentView:
+def view(key: int, state: str = "new", **facts: Any) -> IncidentRow:
     incident = IncidentRow(key, f"incident {key}", state, "Ada", FIRST + timedelta(days=key), **facts)
     run = RunRow(1, "r1", "1" * 40, False, None, "Tiles", FIRST, "", None)
     series = SeriesRow(
         1, "grouped_gemm", "triton", "fwd", "bf16", "G=4,N=64,K=64", "imported", "cooled", "H200", 0, {}, None, None
     )
-    member = AlertRow(
+    member = MemberRow(
         1, series, "latency", incident, "code", None, run, None, 1.0, 1.1, 0.1, 0.09, 0.11, FIRST, None, "Ada", None
     )
-    return IncidentView(incident, (member,))
+    return replace(incident, members=(member,))
 
 
 def forge(kind: str) -> posting.Forge:
@@ -108,7 +107,7 @@ def test_a_hundred_nights_of_failures(fake: FakeForge) -> None:
             raise OutputError("the database is locked")
         stored[key] = link, state
 
-    def tonight(key: int) -> IncidentView:
+    def tonight(key: int) -> IncidentRow:
         link, posted = stored.get(key, (None, None))
         return view(key, states[key], link=link, posted=posted)
 
