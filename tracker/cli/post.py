@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
@@ -19,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("file", metavar="[FILE]", required=False, type=click.Path(path_type=Path, allow_dash=True))
+@click.argument("file", metavar="[FILE]", required=False, type=click.File("r", encoding="utf-8-sig", errors="replace"))
 @click.option(
     "--pr",
     "number",
@@ -51,7 +49,7 @@ if TYPE_CHECKING:
 @click.pass_context
 def post(
     context: click.Context,
-    file: Path | None,
+    file: TextIO | None,
     number: int | None,
     repository: str | None,
     kind: str | None,
@@ -75,13 +73,9 @@ def post(
         forge = None if dry_run else posting.forge(os.environ, kind=kind, repository=repository, number=0)
         _issues(context, forge, form)
         return
-    try:
-        text = (sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()).decode("utf-8", "replace")
-    except OSError as cause:
-        raise OutputError(f"{file}: cannot be read: {cause.strerror or cause}") from cause
+    text = file.read()
     if not text.strip():
-        raise OutputError(f"{file}: the file is empty; `groupbench gate -o comment={file}` writes a comment")
-    text = text.removeprefix("\ufeff")
+        raise OutputError(f"{file.name}: the file is empty; `groupbench gate -o comment={file.name}` writes a comment")
     mark = comment.mark_of(text)
     if mark is None:
         mark = comment.mark("post", key)
