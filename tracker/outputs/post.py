@@ -46,6 +46,7 @@ class Forge:
     tokens: ClassVar[tuple[str, ...]] = ("GITHUB_TOKEN", "GH_TOKEN")  # variables
     address: ClassVar[tuple[str, str]] = ("GITHUB_API_URL", "https://api.github.com")  # variable and default
     repositories: ClassVar[tuple[str, ...]] = ("GITHUB_REPOSITORY",)
+    form: ClassVar[str] = r"[\w.-]+/[\w.-]+"  # of a repository's name
     number_from: ClassVar[str] = "--pr, or a workflow that a pull request started"
     user_key: ClassVar[str] = "login"  # field that names an account
     author_key: ClassVar[str] = "user"  # field of a text that holds its account
@@ -94,22 +95,11 @@ class Forge:
         return {"assignees": [login]}
 
     @classmethod
-    def number_of(cls, environ: Mapping[str, str]) -> int | None:
-        """Return the number of CI's request."""
-        return _number_of_event(environ)
-
-    @classmethod
-    def check(cls, repository: str) -> None:
-        """Raise OutputError if a repository's name cannot be right."""
-        if not re.fullmatch(r"[\w.-]+/[\w.-]+", repository):
-            raise OutputError(f"repository {repository!r} does not have the form OWNER/NAME")
-
-    @classmethod
     def of(cls, environ: Mapping[str, str], repository: str | None, number: int | None) -> Forge:
         """Return the request that CI's variables and the options name. Raises OutputError, naming missing values."""
         token = next((environ[name] for name in cls.tokens if environ.get(name)), None)
         repository = repository or next((environ[name] for name in cls.repositories if environ.get(name)), None)
-        number = cls.number_of(environ) if number is None else number
+        number = _number_of_request(environ) if number is None else number
         named = {
             cls.tokens[0]: token, f"--repo or {cls.repositories[0]}": repository, cls.number_from: number
         }  # fmt: skip
@@ -122,7 +112,8 @@ class Forge:
         api = environ.get(variable) or default
         if not api.startswith(("https://", "http://")):
             raise OutputError(f"the API's URL {api!r} does not begin with https://")
-        cls.check(repository)
+        if not re.fullmatch(cls.form, repository):
+            raise OutputError(f"repository {repository!r} does not have the form OWNER/NAME")
         return cls(api.rstrip("/"), repository, number, token)
 
     def ask(self, method: str, path: str, body: Any = None, *, repeat: bool = True) -> http.HttpResponse:
@@ -201,6 +192,7 @@ class GitLab(Forge):
     tokens = ("GITLAB_TOKEN",)
     address = ("CI_API_V4_URL", "https://gitlab.com/api/v4")
     repositories = ("CI_PROJECT_ID", "CI_PROJECT_PATH")
+    form = ".+"
     number_from = "--pr or CI_MERGE_REQUEST_IID"
     user_key, author_key, body_key, edit = "username", "author", "description", "PUT"
     since = "scope=all&created_after"
@@ -230,14 +222,6 @@ class GitLab(Forge):
     def assignee(self, login: str) -> dict[str, Any]:
         users = self.ask("GET", f"/users?username={quote(login, safe='')}").body
         return {"assignee_ids": [user["id"] for user in users[:1]]}
-
-    @classmethod
-    def number_of(cls, environ: Mapping[str, str]) -> int | None:
-        return _number(environ.get("CI_MERGE_REQUEST_IID"))
-
-    @classmethod
-    def check(cls, repository: str) -> None:
-        pass
 
 
 FORGES: dict[str, type[Forge]] = {each.kind: each for each in (Forge, GitLab)}
@@ -276,8 +260,10 @@ def post(forge: Forge, mark: str, text: str) -> tuple[Done, str | None]:
     return "created", created.url
 
 
-def _number_of_event(environ: Mapping[str, str]) -> int | None:
-    """Return the number of a workflow's pull request: from the ref, or from the event that started it."""
+def _number_of_request(environ: Mapping[str, str]) -> int | None:
+    """Return the number of CI's request: GitLab's, or a workflow's from the ref or the event that started it."""
+    if number := _number(environ.get("CI_MERGE_REQUEST_IID")):
+        return number
     ref = re.fullmatch(r"refs/pull/(\d+)/(?:merge|head)", environ.get("GITHUB_REF", ""))
     if ref:
         return int(ref[1])
