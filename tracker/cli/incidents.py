@@ -201,15 +201,17 @@ def close(db: str, ids: tuple[int, ...], state: str, series: tuple[int, ...], re
 @click.pass_obj
 def note(db: str, ids: tuple[int, ...], reason: str) -> None:
     """Add a note to incidents, without a state change."""
+    _change(db, ids, None, reason)
+
+
+def _change(db: str, ids: tuple[int, ...], state: str | None, reason: str, **facts: Any) -> None:
     from groupbench.tracker.judge import incident_moves
 
-    _write(db, lambda session: incident_moves.note(session, ids, person(), reason, _now()), noted=True)
-
-
-def _change(db: str, ids: tuple[int, ...], state: str, reason: str, **facts: Any) -> None:
-    from groupbench.tracker.judge import incident_moves
-
-    _write(db, lambda session: incident_moves.change(session, ids, state, person(), reason, _now(), **facts))
+    _write(
+        db,
+        lambda session: incident_moves.change(session, ids, state, person(), reason, _now(), **facts),
+        noted=state is None,
+    )
 
 
 def _write(db: str, change: Callable[[Any], set[int]], noted: bool = False) -> None:
@@ -239,15 +241,16 @@ def _now() -> datetime:
 @click.pass_context
 def week(context: click.Context, since: datetime, form: Format) -> None:
     """Summarise the incidents of a week: open ones, and those accepted or fixed since then."""
-    from groupbench.tracker.judge.triage import Week
+    from groupbench.tracker.judge import triage
 
     if since > _now():
         raise click.BadParameter(
             f"{date(since)} is in the future; give a past date, or an age such as 7d", param_hint="--since"
         )
     incidents, notes = read(context)
-    summary = Week.of(incidents, since, notes)
+    parts, new = triage.week(incidents, since), sum(one.opened >= since for one in incidents)
     if form == "json":
-        write_json(summary.flat())
+        whole = {name: [one.flat() for one in of_part] for name, of_part in parts.items()}
+        write_json({"since": since, "new": new, **whole, "notes": notes})
     else:
-        click.echo(printable_lines(summary.markdown).rstrip())
+        click.echo(printable_lines(triage.markdown(parts, new, since, notes)).rstrip())

@@ -311,7 +311,7 @@ def _came_with_transition(row: Judged) -> bool:
 def change(
     session: Session,
     ids: Sequence[int],
-    state: str,
+    state: str | None,
     who: str,
     reason: str,
     now: datetime,
@@ -323,7 +323,7 @@ def change(
     """Set the state of incidents, and return their keys.
 
     Args:
-        state: acknowledged, expected, fixed or invalid.
+        state: acknowledged, expected, fixed or invalid; None to add a note alone.
         series: Only the members about these series, which become a separate incident.
         until: When expected incidents become new again: a date, a duration from now, or a commit.
         lookup: Resolves a commit that the database does not know.
@@ -333,24 +333,20 @@ def change(
     """
     when, commit = _until(session, until, now, lookup)
     members = _chosen(session, ids, series)
+    writer = _Writer(session, now, who)
+    if state is None:
+        for key, present in {member.incident.pk: member.incident.state for member in members}.items():
+            writer.event(key, present, reason)
+        return set(ids)
     for member in members:
         _refuse_measured(session, member, commit)
         _refuse(member, state)
-    writer = _Writer(session, now, who)
     keys = writer.apart({member.pk for member in members})
     if state == "fixed":
         session.execute(update_rows(Alert).where(Alert.incident_id.in_(keys), Alert.ended.is_(None)).values(ended=now))
     for key in keys:
         writer.move(key, state, reason, when, commit)
     return keys
-
-
-def note(session: Session, ids: Sequence[int], who: str, text: str, now: datetime) -> set[int]:
-    """Add a note to incidents, and return their keys. Raises QueryError for an unknown one."""
-    keys = {member.incident.pk: member.incident.state for member in _chosen(session, ids)}
-    for key, state in keys.items():
-        _Writer(session, now, who).event(key, state, text)
-    return set(keys)
 
 
 def _chosen(session: Session, ids: Sequence[int], series: Collection[int] = ()) -> list[MemberRow]:

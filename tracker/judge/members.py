@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from functools import cache
 
 from sqlalchemy import and_, select
@@ -20,7 +20,6 @@ from groupbench.tracker.query.runs import run_rows
 from groupbench.tracker.query.series import series_rows
 from groupbench.tracker.store import comparisons
 from groupbench.tracker.store.chunks import chunks
-from groupbench.tracker.store.comparisons import Compared
 from groupbench.tracker.store.schema import ABComparison, Alert, Incident, IncidentEvent, Point
 from groupbench.tracker.tools import git
 
@@ -43,64 +42,48 @@ def find(
     between: CommitsBetween = lambda first, last: None,
 ) -> list[MemberRow]:
     """Return members ordered by commit, operator and backend, so that those of one change are adjacent."""
-    statement = select(Alert).order_by(Alert.id)
+    at_run = and_(Point.series_id == Alert.series_id, Point.run_id == Alert.run_id)
+    statement = select(Alert, ABComparison, Point.environment_id).order_by(Alert.id)
+    statement = statement.outerjoin(ABComparison, Alert.comparison_id == ABComparison.id).outerjoin(Point, at_run)
     if states is not None:
         statement = statement.join(Incident, Alert.incident_id == Incident.id).where(Incident.state.in_(states))
     wanted = [(Alert.incident_id, keys), (Alert.series_id, series), (Alert.run_id, runs)]
     for column, values in wanted:  # a statement binds a limited number: of more, read all rows, and filter them below
         if values is not None and len(values) <= _MAX_KEYS:
             statement = statement.where(column.in_(values))
-    chosen = [
-        row
-        for row in session.scalars(statement)
-        if all(values is None or getattr(row, column.key) in values for column, values in wanted)
+    stored = [
+        each
+        for each in session.execute(statement)
+        if all(values is None or getattr(each[0], column.key) in values for column, values in wanted)
     ]
-    return sorted(_rows(session, chosen, first_parents, cache(between)), key=lambda each: each.place)
-
-
-def _rows(
-    session: Session, rows: Sequence[Alert], first_parents: FirstParents | None, between: CommitsBetween
-) -> list[MemberRow]:
-    """Return stored members with their series, runs, events, comparison and environment, in a few queries for all."""
+    rows = [row for row, _, _ in stored]
     of_series = series_rows(session, {row.series_id for row in rows})
-    runs = run_rows(session, {key for row in rows for key in (row.run_id, row.base_run_id) if key})
+    of_run = run_rows(session, {key for row in rows for key in (row.run_id, row.base_run_id) if key})
     of_incident = _incidents(session, {row.incident_id for row in rows})
-    compared: dict[int, Compared] = {}
-    environment_of: dict[int, int] = {}
-    for chunk in chunks(row.id for row in rows):
-        comparison_query = (
-            select(ABComparison).join(Alert, Alert.comparison_id == ABComparison.id).where(Alert.id.in_(chunk))
-        )
-        compared.update((row.id, comparisons.from_row(row)) for row in session.scalars(comparison_query))
-        place_query = (
-            select(Alert.id, Point.environment_id)
-            .join(Point, and_(Point.series_id == Alert.series_id, Point.run_id == Alert.run_id))
-            .where(Alert.id.in_(chunk))
-        )
-        environment_of.update((alert, key) for alert, key in session.execute(place_query))
-    environments = environment_rows(session, set(environment_of.values()))
-    author_of = authors(session, {runs[row.run_id].commit for row in rows})
+    environments = environment_rows(session, {key for _, _, key in stored if key is not None})
+    author_of = authors(session, {of_run[row.run_id].commit for row in rows})
     searches = comparisons.named_of_series(session, {row.series_id for row in rows})
+    between = cache(between)
 
-    def member(row: Alert) -> MemberRow:
-        span = Span(None if row.base_run_id is None else runs[row.base_run_id], runs[row.run_id])
-        stored = searches.get(row.series_id, [])
-        line = line_of(session, span.head, first_parents) if stored else None
+    def member(row: Alert, compared: ABComparison | None, environment: int | None) -> MemberRow:
+        span = Span(None if row.base_run_id is None else of_run[row.base_run_id], of_run[row.run_id])
+        answers = searches.get(row.series_id, [])
+        line = line_of(session, span.head, first_parents) if answers else None
         return MemberRow(
             pk=row.id,
             series=of_series[row.series_id],
             incident=of_incident[row.incident_id],
             base_run=span.base,
             run=span.head,
-            environment=environments.get(environment_of.get(row.id, -1)),
+            environment=None if environment is None else environments[environment],
             author=author_of.get(span.head.commit),
-            compared=None if row.comparison_id is None else compared.get(row.comparison_id),
-            named=named_in(session, stored, span, row.metric, row.effect, line) if line else (),
+            compared=None if compared is None else comparisons.from_row(compared),
+            named=named_in(session, answers, span, row.metric, row.effect, line) if line else (),
             number=number_of_commits(span, between),
             **{name: getattr(row, name) for name in _STORED},
         )
 
-    return [member(row) for row in rows]
+    return sorted((member(*each) for each in stored), key=lambda each: each.place)
 
 
 def _incidents(session: Session, keys: Collection[int]) -> dict[int, IncidentRow]:

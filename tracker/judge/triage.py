@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
@@ -189,49 +189,23 @@ def screen(incidents: Sequence[IncidentRow], notes: Sequence[str], most: int | N
     return [*lines, *notes]
 
 
-@dataclass(frozen=True)
-class Week:
-    """A summary: incidents that are open, and those accepted or fixed since a time."""
+def week(incidents: Sequence[IncidentRow], since: datetime) -> dict[str, list[IncidentRow]]:
+    """Return the incidents that are open, and those accepted or fixed since a time."""
+    moved = [one for one in incidents if one.changed is None or one.changed.at >= since]
+    return {
+        "open": [one for one in incidents if one.state in ACTIVE],
+        "accepted": [one for one in moved if one.state in ("expected", "invalid")],
+        "fixed": [one for one in moved if one.state == "fixed"],
+    }
 
-    since: datetime
-    new: int
-    open: list[IncidentRow]
-    accepted: list[IncidentRow]
-    fixed: list[IncidentRow]
-    notes: list[str]
 
-    @classmethod
-    def of(cls, incidents: Sequence[IncidentRow], since: datetime, notes: list[str]) -> Week:
-        moved = [one for one in incidents if one.changed is None or one.changed.at >= since]
-        return cls(
-            since,
-            sum(one.opened >= since for one in incidents),
-            [one for one in incidents if one.state in ACTIVE],
-            [one for one in moved if one.state in ("expected", "invalid")],
-            [one for one in moved if one.state == "fixed"],
-            notes,
-        )
-
-    @property
-    def parts(self) -> dict[str, list[IncidentRow]]:
-        return {name: getattr(self, name) for name in ("open", "accepted", "fixed")}
-
-    def flat(self) -> dict[str, Any]:
-        """Return the summary for JSON, with whole incidents."""
-        parts = {name: [one.flat() for one in of_part] for name, of_part in self.parts.items()}
-        return {"since": self.since, "new": self.new, **parts, "notes": self.notes}
-
-    @property
-    def markdown(self) -> str:
-        counts = ", ".join(f"{len(of_part)} {name}" for name, of_part in self.parts.items())
-        lines = [
-            f"# Performance triage since {self.since:%Y-%m-%d}",
-            "",
-            f"{counted(self.new, 'new incident')}, {counts}",
-        ]
-        for name, of_part in self.parts.items():
-            lines += ["", f"## {name.capitalize()}", ""] if of_part else []
-            for one in of_part:
-                first, *rest = one.lines
-                lines += [f"- **{first}**", *rest]
-        return "\n".join([*lines, "", *self.notes])
+def markdown(parts: Mapping[str, Sequence[IncidentRow]], new: int, since: datetime, notes: Sequence[str]) -> str:
+    """Return the summary of a week, of which `new` incidents are."""
+    counts = ", ".join(f"{len(of_part)} {name}" for name, of_part in parts.items())
+    lines = [f"# Performance triage since {since:%Y-%m-%d}", "", f"{counted(new, 'new incident')}, {counts}"]
+    for name, of_part in parts.items():
+        lines += ["", f"## {name.capitalize()}", ""] if of_part else []
+        for one in of_part:
+            first, *rest = one.lines
+            lines += [f"- **{first}**", *rest]
+    return "\n".join([*lines, "", *notes])
