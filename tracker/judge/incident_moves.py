@@ -320,7 +320,7 @@ def change(
     until: str | None = None,
     lookup: Lookup = git.rev_parse,
 ) -> set[int]:
-    """Set the state of incidents, and return their keys.
+    """Set incidents' states, and return their keys.
 
     Args:
         state: acknowledged, expected, fixed or invalid; None to add a note alone.

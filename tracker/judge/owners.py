@@ -1,4 +1,4 @@
-"""Find the owner of changed files: their code owner, else the plan's owner."""
+"""Find changed files' owner: the code owner, else the plan's."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ PLACES = (".github/CODEOWNERS", ".gitlab/CODEOWNERS", "CODEOWNERS", "docs/CODEOW
 
 
 def owner_in(folder: Path, default: str | None) -> Callable[[Collection[str]], str | None]:
-    """Return a function that finds the owner of files.
+    """Return a function that finds files' owner.
 
     Args:
         folder: The repository.

@@ -46,12 +46,12 @@ class Span:
 
     @property
     def subject(self) -> str | None:
-        """The subject of that commit; None if it is one of several."""
+        """The subject, unless the commit is one among several."""
         return self.named[0].commits[-1]["subject"] if self.named else None if self.remark else self.head.subject
 
     @property
     def author(self) -> str | None:
-        """The author of that commit; None if it is one of several."""
+        """The author, unless the commit is one among several."""
         return self.named[0].commits[-1]["author"] if self.named else None if self.remark else self.head_author
 
     @property

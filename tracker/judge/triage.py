@@ -200,7 +200,7 @@ def week(incidents: Sequence[IncidentRow], since: datetime) -> dict[str, list[In
 
 
 def markdown(parts: Mapping[str, Sequence[IncidentRow]], new: int, since: datetime, notes: Sequence[str]) -> str:
-    """Return the summary of a week, of which `new` incidents are."""
+    """Return a week's summary in Markdown, with the count `new`."""
     counts = ", ".join(f"{len(of_part)} {name}" for name, of_part in parts.items())
     lines = [f"# Performance triage since {since:%Y-%m-%d}", "", f"{counted(new, 'new incident')}, {counts}"]
     for name, of_part in parts.items():

@@ -147,7 +147,7 @@ class Forge:
         )
 
     def own(self, path: str, me: str | None) -> Iterator[Text]:
-        """Yield the marked texts of a list that the token's account wrote, or any bot if the account is unknown."""
+        """Yield a list's marked texts by the token's account, or by any bot if the account is unknown."""
         for item in self._pages(path):
             text = self.read(item)
             is_own = text.bot if me is None else text.author == me
