@@ -37,7 +37,7 @@ from groupbench.tracker.store.engine import Store, open_store
 from groupbench.tracker.text.wording import no_such
 
 if TYPE_CHECKING:
-    from groupbench.tracker.judge.triage import IncidentView
+    from groupbench.tracker.judge.incident_rows import IncidentRow
     from groupbench.tracker.judge.verdicts import Gate
     from groupbench.tracker.store.sql import SqlResult
 
@@ -155,13 +155,12 @@ class Tracker:
                 between=git.between,
             )
 
-    def incidents(self, *, all: bool = False) -> Rows[IncidentView]:
+    def incidents(self, *, all: bool = False) -> Rows[IncidentRow]:
         """Return the open incidents; with `all`, closed ones too."""
-        from groupbench.tracker.judge import alerts, triage
+        from groupbench.tracker.judge import incident_rows, triage
 
         with self._store.read() as session:
-            rows = alerts.find(session, states=None if all else alerts.OPEN)
-            return Rows(triage.IncidentView, triage.of(session, rows))
+            return Rows(incident_rows.IncidentRow, triage.of(session, states=None if all else incident_rows.OPEN))
 
     def sql(self, statement: str, params: Mapping[str, str] | None = None) -> SqlResult:
         """Run one SQL statement, which can only read."""

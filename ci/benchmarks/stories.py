@@ -203,10 +203,8 @@ class World:
                 keys = list(
                     {row.alert.incident.pk for row in judge_run(session, find_run(session, run)).rows if row.alert}
                 )
-                if move == "ack":
-                    incident_moves.acknowledge(session, keys, "Ada", "known", datetime.now(UTC))
-                else:
-                    incident_moves.expect(session, keys, None, "Ada", "known", datetime.now(UTC))
+                state = "acknowledged" if move == "ack" else "expected"
+                incident_moves.change(session, keys, state, "Ada", "known", datetime.now(UTC))
         return gate
 
     def compare(self, session: Any, row: Judged, night: int) -> int:

@@ -19,8 +19,8 @@ from groupbench.tracker.bisect import history as bisect_git
 from groupbench.tracker.bisect.log import Header, LogError, bench_of
 from groupbench.tracker.bisect.run import OutOfTime, Searched, run
 from groupbench.tracker.facts.errors import TrackerError
-from groupbench.tracker.judge.alerts import FAILING
 from groupbench.tracker.judge.incident_facts import Causes
+from groupbench.tracker.judge.incident_rows import FAILING
 from groupbench.tracker.judge.incidents import group
 from groupbench.tracker.judge.verdicts import Gate, Judged
 from groupbench.tracker.store import comparisons

@@ -159,7 +159,7 @@ def bisect(
     parent again. Commits that fail twice are skipped. If the commit is a merge, the merged branch is searched too.
 
     If the database has the series, the decided comparisons and the commit are stored with it. The gate judges by them,
-    and the gate, the report and alerts name the commit.
+    and the gate, the report and incidents name the commit.
 
     With --package, the code stays the same and only the package changes. Each release is installed from the package
     index into a separate environment, where it hides this interpreter's release. These environments are kept.

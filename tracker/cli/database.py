@@ -68,7 +68,7 @@ def prune(
 ) -> None:
     """Remove some of the old points. Without --apply, only print how many.
 
-    These points always stay: alerts' evidence, pinned commits' points, and the first and last point in each
+    These points always stay: incidents' evidence, pinned commits' points, and the first and last point in each
     stretch. A stretch is a series part with one environment, status and timing. Age is counted from the
     newest run. In a backfill, --every uses commit dates. Pruned records come back if their file is ingested
     again.

@@ -36,7 +36,7 @@ def mute(
 ) -> None:
     """Let the gate pass series until a date. SERIES is a number in `groupbench list series`.
 
-    A muted series is `ok` and gets no A/B and no alert. A wrong result still fails.
+    A muted series is `ok` and gets no A/B and no incident. A wrong result still fails.
     """
     from groupbench.tracker.store import decisions
 

@@ -6,11 +6,9 @@ import functools
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from typing import Any, TypeVar
+from typing import Any
 
 import click
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True)
@@ -26,10 +24,6 @@ class Declared:
 
     def taken(self, name: str, values: dict[str, Any]) -> Any:
         return values.pop(name)
-
-    def __call__(self, function: F) -> F:
-        """Add the option as click's own decorators do."""
-        return click.option(*self.flags, **self.settings)(function)
 
 
 @dataclass(frozen=True)

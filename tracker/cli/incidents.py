@@ -8,17 +8,26 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from groupbench.tracker.cli.declared import argument, command, flag, option
 from groupbench.tracker.cli.here import person, traffic_of
-from groupbench.tracker.cli.options import When, reading
-from groupbench.tracker.cli.options import reason_decorator as reason_option
-from groupbench.tracker.cli.output import APART, CELL, Column, Format, say, write_rows
-from groupbench.tracker.cli.output import format_decorator as output_formats
+from groupbench.tracker.cli.options import When, reading, reason_option
+from groupbench.tracker.cli.output import (
+    APART,
+    CELL,
+    Column,
+    Format,
+    output_format,
+    output_formats,
+    say,
+    write_json,
+    write_rows,
+)
 from groupbench.tracker.facts.verdicts import INCIDENT_STATES
 from groupbench.tracker.text.wording import commit_text, date, printable, printable_lines, signed_percent
 from groupbench.tracker.tools.parameters import INCIDENT, SERIES
 
 if TYPE_CHECKING:
-    from groupbench.tracker.judge.alerts import AlertRow
+    from groupbench.tracker.judge.incident_rows import IncidentRow
 
 
 _EACH = (
@@ -37,41 +46,45 @@ _EACH = (
 )
 
 
-@click.command()
-@click.option("--all", "everything", is_flag=True, help="Include closed incidents.")
-@click.option(
-    "--each",
-    is_flag=True,
-    help="Print one line per member, not one per incident. Also print the commands that measure them again.",
-)
-@output_formats
-@click.pass_context
-def list_incidents(context: click.Context, everything: bool, each: bool, form: Format) -> None:
+def read(context: click.Context, **which: Any) -> tuple[list[IncidentRow], list[str]]:
+    """Return incidents, the most expensive first, and the last lines of the first screen."""
+    from groupbench.tracker.judge import triage
+
+    with reading(context.obj) as session:
+        calls = traffic_of(context).resolve(session)
+        return triage.of(session, calls, **which), triage.notes(session, calls)
+
+
+@command()
+def list_incidents(
+    context: click.Context,
+    everything: bool = flag("--all", help="Include closed incidents."),
+    each: bool = flag(
+        "--each",
+        help="Print one line per member, not one per incident. Also print the commands that measure them again.",
+    ),
+    form: Format = output_formats,
+) -> None:
     """List open incidents, the most expensive first: what, since when, whose, how sure, the cost and the next step.
 
     `gate --update` opens and closes them. The last lines count the cells without a result in the newest night. With
     --each, JSON and CSV have one entry per member, with every event.
     """
-    from groupbench.tracker.judge import alerts as stored
-    from groupbench.tracker.judge import triage
-    from groupbench.tracker.tools import git
+    from groupbench.tracker.judge import incident_rows, triage
 
-    with reading(context.obj) as session:
-        states = None if everything else stored.OPEN
-        rows = stored.find(session, states=states, first_parents=git.first_parents, between=git.between)
-        calls = traffic_of(context).resolve(session)
-        incidents, notes = triage.of(session, rows, calls), triage.notes(session, calls)
+    incidents, notes = read(context, states=None if everything else incident_rows.OPEN)
     if each:
-        write_rows(stored.AlertRow, _EACH, rows, form)
-        for alert in rows if form == "table" else ():
-            if alert.repro is not None:
-                click.echo(printable(f"reproduce {alert.incident.pk}: {alert.repro}"))
+        members = sorted((member for one in incidents for member in one.members), key=lambda member: member.place)
+        write_rows(incident_rows.MemberRow, _EACH, members, form)
+        for member in members if form == "table" else ():
+            if member.repro is not None:
+                click.echo(printable(f"reproduce {member.incident.pk}: {member.repro}"))
     elif form in ("json", "csv"):
-        write_rows(triage.IncidentView, (), incidents, form)
+        write_rows(incident_rows.IncidentRow, (), incidents, form)
     else:
         for line in triage.screen(incidents, notes, most=None if everything else triage.MOST):
             click.echo(printable_lines(line))
-    if form == "table" and not rows:
+    if form == "table" and not incidents:
         say(
             "no incident"
             if everything
@@ -79,10 +92,10 @@ def list_incidents(context: click.Context, everything: bool, each: bool, form: F
         )
 
 
-_ids = click.argument("ids", type=INCIDENT, nargs=-1, required=True, metavar="ID...")
+_ids = argument(type=INCIDENT, nargs=-1, required=True, metavar="ID...")
 
 
-_of_series = click.option(
+_of_series = option(
     "--series",
     type=SERIES,
     multiple=True,
@@ -91,43 +104,39 @@ _of_series = click.option(
 )
 
 
-@click.command()
-@click.argument("ids", type=INCIDENT, nargs=-1, metavar="[ID...]")
-@click.option("--improvements", is_flag=True, help="Accept the new level of every series that the newest run improved.")
-@_of_series
-@reason_option("Why the incidents are acknowledged, or the planned action. Required with ID.", required=False)
-@click.pass_obj
-def ack(db: str, ids: tuple[int, ...], improvements: bool, series: tuple[int, ...], reason: str | None) -> None:
+@command()
+def ack(
+    db: str,
+    ids: tuple[int, ...] = argument(type=INCIDENT, nargs=-1, metavar="[ID...]"),
+    improvements: bool = flag(
+        "--improvements", help="Accept the new level of every series that the newest run improved."
+    ),
+    series: tuple[int, ...] = _of_series,
+    reason: str | None = reason_option(
+        "Why the incidents are acknowledged, or the planned action. Required with ID.", required=False
+    ),
+) -> None:
     """Mark incidents as known and being worked on. The gate still lists them, but fails only under --strict.
 
-    With --improvements, accept improved levels: the gate judges by them from now on and no longer reports them.
+    A wrong result still fails the gate. With --improvements, accept improved levels: the gate judges by them from now
+    on and no longer reports them.
     """
-    from groupbench.tracker.judge import incident_moves
-
     if bool(ids) == improvements:
         raise click.UsageError("give the IDs of incidents, or --improvements")
     if improvements:
-        _change(db, lambda session: _improvements(session, reason))
-        return
-    if reason is None:
-        raise click.UsageError("missing --reason TEXT: the gate passes from now on, so record why")
-    _change(db, lambda session: incident_moves.acknowledge(session, ids, person(), reason, _now(), series))
+        _accept(db, None, reason, transition=False)
+    elif reason is None:
+        raise click.UsageError("missing --reason TEXT: it is recorded, since the gate no longer fails for a slowdown")
+    else:
+        _change(db, ids, "acknowledged", reason, series=series)
 
 
-def _improvements(session: Any, reason: str | None) -> list[AlertRow]:
-    from groupbench.tracker.judge import gate, incident_moves
-    from groupbench.tracker.query.resolve import find_run
-    from groupbench.tracker.tools import git
-
-    judged = gate.judge_run(session, find_run(session, None), first_parents=git.first_parents)
-    return incident_moves.accept_improvements(session, judged, person(), reason, _now())
-
-
-@click.command("accept-transition")
-@click.argument("run", required=False)
-@reason_option("Why the new levels are right. Default: a list of the changes.", required=False)
-@click.pass_obj
-def accept_transition(db: str, run: str | None, reason: str | None) -> None:
+@command("accept-transition")
+def accept_transition(
+    db: str,
+    run: str | None = argument(required=False),
+    reason: str | None = reason_option("Why the new levels are right. Default: a list of the changes.", required=False),
+) -> None:
     """Accept the new levels in RUN after a change of toolchain or machine.
 
     RUN is the start of a run's id. Default: the newest run.
@@ -136,88 +145,92 @@ def accept_transition(db: str, run: str | None, reason: str | None) -> None:
     If the code changed in the same run, that effect is accepted too. `groupbench confirm` separates the two: run it
     first.
     """
+    _accept(db, run, reason, transition=True)
+
+
+def _accept(db: str, run: str | None, reason: str | None, transition: bool) -> None:
     from groupbench.tracker.facts.errors import QueryError
+    from groupbench.tracker.judge import gate, incident_moves
+    from groupbench.tracker.query.resolve import find_run
+    from groupbench.tracker.tools import git
 
-    def change(session: Any) -> list[AlertRow]:
-        from groupbench.tracker.judge import gate, incident_moves
-        from groupbench.tracker.query.resolve import find_run
-        from groupbench.tracker.tools import git
-
+    def accept(session: Any) -> set[int]:
         judged = gate.judge_run(session, find_run(session, run), first_parents=git.first_parents)
-        accepted = incident_moves.accept_transition(session, judged, person(), reason, _now())
-        if not accepted:
+        keys = incident_moves.accept(session, judged, person(), reason, _now(), transition=transition)
+        if transition and not keys:
             raise QueryError(
                 f"nothing to accept: no series of run {judged.run.id[:12]} changed with its toolchain or machine"
             )
-        return accepted
+        return keys
 
-    _change(db, change)
+    _write(db, accept)
 
 
-@click.command()
-@_ids
-@click.option(
-    "--until",
-    metavar="DATE|COMMIT",
-    help='Make the incident "new" again on this date, after this time (30d), or at this commit.',
-)
-@_of_series
-@reason_option("Why the new level is right.")
-@click.pass_obj
-def expect(db: str, ids: tuple[int, ...], until: str | None, series: tuple[int, ...], reason: str) -> None:
+@command()
+def expect(
+    db: str,
+    ids: tuple[int, ...] = _ids,
+    until: str | None = option(
+        "--until",
+        metavar="DATE|COMMIT",
+        help='Make the incident "new" again on this date, after this time (30d), or at this commit.',
+    ),
+    series: tuple[int, ...] = _of_series,
+    reason: str = reason_option("Why the new level is right."),
+) -> None:
     """Accept incidents' new levels: the gate judges by it from now on.
 
     With --until COMMIT, the incidents become "new" again when COMMIT or a later one is measured. A wrong result
     cannot be accepted.
     """
-    from groupbench.tracker.judge import incident_moves
-
-    _change(db, lambda session: incident_moves.expect(session, ids, until, person(), reason, _now(), series=series))
+    _change(db, ids, "expected", reason, series=series, until=until)
 
 
-@click.command()
-@_ids
-@click.option(
-    "--as",
-    "state",
-    type=click.Choice(("fixed", "invalid")),
-    required=True,
-    help="fixed: the old level is back. invalid: the code is not the cause; accept the new level.",
-)
-@_of_series
-@reason_option("Why the incidents are closed.")
-@click.pass_obj
-def close(db: str, ids: tuple[int, ...], state: str, series: tuple[int, ...], reason: str) -> None:
+@command()
+def close(
+    db: str,
+    ids: tuple[int, ...] = _ids,
+    state: str = option(
+        "--as",
+        type=click.Choice(("fixed", "invalid")),
+        required=True,
+        help="fixed: the old level is back. invalid: the code is not the cause; accept the new level.",
+    ),
+    series: tuple[int, ...] = _of_series,
+    reason: str = reason_option("Why the incidents are closed."),
+) -> None:
     """Close incidents. An incident closed as fixed reopens if the gate sees the change again."""
-    from groupbench.tracker.judge import incident_moves
-
-    _change(db, lambda session: incident_moves.close(session, ids, state, person(), reason, _now(), series))
+    _change(db, ids, state, reason, series=series)
 
 
-@click.command()
-@_ids
-@reason_option("The note.")
-@click.pass_obj
-def note(db: str, ids: tuple[int, ...], reason: str) -> None:
+@command()
+def note(db: str, ids: tuple[int, ...] = _ids, reason: str = reason_option("The note.")) -> None:
     """Add a note to incidents, without a state change."""
+    _change(db, ids, None, reason)
+
+
+def _change(db: str, ids: tuple[int, ...], state: str | None, reason: str, **facts: Any) -> None:
     from groupbench.tracker.judge import incident_moves
 
-    _change(db, lambda session: incident_moves.note(session, ids, person(), reason, _now()), noted=True)
+    _write(
+        db,
+        lambda session: incident_moves.change(session, ids, state, person(), reason, _now(), **facts),
+        noted=state is None,
+    )
 
 
-def _change(db: str, change: Callable[[Any], list[AlertRow]], noted: bool = False) -> None:
+def _write(db: str, change: Callable[[Any], set[int]], noted: bool = False) -> None:
+    """Change incidents, and print what became of each."""
+    from groupbench.tracker.judge.members import find
     from groupbench.tracker.store.engine import open_store
 
     with open_store(db, create=False) as store, store.write() as session:
-        changed = change(session)
-    members: dict[int, list[AlertRow]] = {}
-    for alert in changed:
-        members.setdefault(alert.incident.pk, []).append(alert)
-    for alerts in members.values():
-        first = alerts[0]
-        fails = [alert.advice for alert in alerts if alert.state == "acknowledged" and alert.advice]
-        what = first.series if len(alerts) == 1 else f"{len(alerts)} series"
-        done = f"noted at incident {first.incident.pk}" if noted else first.incident.text
+        changed = find(session, keys=change(session))
+    for incident in dict.fromkeys(member.incident for member in changed):
+        members = [member for member in changed if member.incident is incident]
+        fails = [member.advice for member in members if member.state == "acknowledged" and member.advice]
+        what = members[0].series if len(members) == 1 else f"{len(members)} series"
+        done = f"noted at incident {incident.pk}" if noted else incident.text
         click.echo(printable("; ".join([done, str(what), *fails[:1]])))
 
 
@@ -225,22 +238,23 @@ def _now() -> datetime:
     return datetime.now(UTC)
 
 
-@click.command("triage")
-@click.option(
-    "--since", type=When(), default="7d", show_default=True, metavar="DATE", help="Begin at this date or age."
-)
-@click.pass_context
-def week(context: click.Context, since: datetime) -> None:
-    """Summarise the incidents of a week in Markdown: open ones, and those accepted or fixed since then."""
-    from groupbench.tracker.judge import alerts, triage
-    from groupbench.tracker.tools import git
+@command("triage")
+def week(
+    context: click.Context,
+    since: datetime = option("--since", type=When(), default="7d", metavar="DATE", help="Begin at this date or age."),
+    form: Format = output_format("md", "json"),
+) -> None:
+    """Summarise the incidents of a week: open ones, and those accepted or fixed since then."""
+    from groupbench.tracker.judge import triage
 
     if since > _now():
         raise click.BadParameter(
             f"{date(since)} is in the future; give a past date, or an age such as 7d", param_hint="--since"
         )
-    with reading(context.obj) as session:
-        rows = alerts.find(session, first_parents=git.first_parents, between=git.between)
-        calls = traffic_of(context).resolve(session)
-        text = triage.week(triage.of(session, rows, calls), since, triage.notes(session, calls))
-        click.echo(printable_lines(text).rstrip())
+    incidents, notes = read(context)
+    parts, new = triage.week(incidents, since), sum(one.opened >= since for one in incidents)
+    if form == "json":
+        whole = {name: [one.flat() for one in of_part] for name, of_part in parts.items()}
+        write_json({"since": since, "new": new, **whole, "notes": notes})
+    else:
+        click.echo(printable_lines(triage.markdown(parts, new, since, notes)).rstrip())

@@ -182,7 +182,7 @@ def writing_tools(db: str | None) -> list[Tool]:
     """Return the tools to change the state of incidents."""
 
     def acknowledge(incidents: list[int], reason: str) -> dict[str, Any]:
-        """Mark incidents as known and being worked on, with a reason. The gate still lists them, but passes."""
+        """Mark incidents as known and being worked on. The gate lists them, and fails only for a wrong result."""
         return ask(["incidents ack", *options(reason=reason), "--", *map(str, incidents)], db, form="")
 
     def expect(incidents: list[int], reason: str, until: str | None = None) -> dict[str, Any]:

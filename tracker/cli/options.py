@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from groupbench.tracker.cli.declared import Declared, group, option
+from groupbench.tracker.cli.declared import group, option
 from groupbench.tracker.facts import durations
 from groupbench.tracker.facts.errors import QueryError
 from groupbench.tracker.facts.vocabulary import (
@@ -230,11 +230,6 @@ def reason_option(text: str, required: bool = True) -> Any:
         return None if reason is None else reason.strip()
 
     return option("--reason", required=required, metavar="TEXT", callback=not_blank, help=text)
-
-
-def reason_decorator(text: str, required: bool = True) -> Declared:
-    decorator: Declared = reason_option(text, required)
-    return decorator
 
 
 def limit_option(text: str, default: int | None = None) -> Any:

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import click
 import msgspec
 
-from groupbench.tracker.cli.declared import Declared, option
+from groupbench.tracker.cli.declared import option
 from groupbench.tracker.facts.verdicts import Tone, Verdict
 from groupbench.tracker.query.tables import RowT
 from groupbench.tracker.text.cells import cell_for, formula_safe, json_for
@@ -90,7 +90,6 @@ def output_format(*forms: Format) -> Any:
 
 
 output_formats = output_format("table", "json", "csv", "md")
-format_decorator: Declared = output_formats
 
 
 def write_json(value: Any) -> None:

@@ -3,27 +3,27 @@
 from __future__ import annotations
 
 import os
-import sys
-from pathlib import Path
+from collections.abc import Sequence
+from typing import Any, TextIO
 
 import click
 
 from groupbench.tracker.cli.declared import argument, command, flag, option
-from groupbench.tracker.cli.here import traffic_of
-from groupbench.tracker.cli.output import say
+from groupbench.tracker.cli.output import Format, output_format, say, write_json
 from groupbench.tracker.facts.errors import OutputError
 from groupbench.tracker.outputs import comment
 from groupbench.tracker.outputs import post as posting
 from groupbench.tracker.outputs.post import Forge
-from groupbench.tracker.text.wording import printable, printable_lines
-from groupbench.tracker.tools import git
+from groupbench.tracker.text.wording import printable_lines
 from groupbench.tracker.tools.parameters import Number
 
 
 @command()
 def post(
     context: click.Context,
-    file: Path | None = argument(metavar="[FILE]", required=False, type=click.Path(path_type=Path, allow_dash=True)),
+    file: TextIO | None = argument(
+        metavar="[FILE]", required=False, type=click.File("r", encoding="utf-8-sig", errors="replace")
+    ),
     number: int | None = option("--pr", type=Number(1), help="Number of the pull or merge request. Default: from CI."),
     repository: str | None = option(
         "--repo",
@@ -42,6 +42,7 @@ def post(
         help="Instead of a comment, keep one issue for each incident: open, update, assign, close or reopen it.",
     ),
     dry_run: bool = flag("--dry-run", help="Print the comment or the issues instead of posting them."),
+    form: Format = output_format("table", "json"),
 ) -> None:
     """Post FILE on a GitHub pull request or GitLab merge request, or update the comment posted earlier.
 
@@ -52,49 +53,48 @@ def post(
         raise click.UsageError("give a FILE, or --issues")
     if file is None:
         forge = None if dry_run else posting.forge(os.environ, kind=kind, repository=repository, number=0)
-        _issues(context, forge)
+        _issues(context, forge, form)
         return
-    try:
-        text = (sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()).decode("utf-8", "replace")
-    except OSError as cause:
-        raise OutputError(f"{file}: cannot be read: {cause.strerror or cause}") from cause
+    text = file.read()
     if not text.strip():
-        raise OutputError(f"{file}: the file is empty; `groupbench gate -o comment={file}` writes a comment")
-    text = text.removeprefix("\ufeff")
+        raise OutputError(f"{file.name}: the file is empty; `groupbench gate -o comment={file.name}` writes a comment")
     mark = comment.mark_of(text)
     if mark is None:
         mark = comment.mark("post", key)
         text = f"{mark}\n{text}"
     text = comment.fitted(text)
     if dry_run:
-        click.echo(text)
+        _print({"text": text}, text, form)
         return
     forge = posting.forge(os.environ, kind=kind, repository=repository, number=number)
     done, url = posting.post(forge, mark, text)
-    click.echo(url or f"{forge.repository} {forge.number}")
+    _print({"done": done, "url": url}, url or f"{forge.repository} {forge.number}", form)
     say(f"{done} the comment")
 
 
-def _issues(context: click.Context, forge: Forge | None) -> None:
+def _print(facts: Any, text: str, form: Format) -> None:
+    write_json(facts) if form == "json" else click.echo(text)
+
+
+def _issues(context: click.Context, forge: Forge | None, form: Format) -> None:
     """Bring the issues of all incidents up to date; without a forge, print them."""
-    from groupbench.tracker.judge import alerts, triage
+    from groupbench.tracker.cli.incidents import read
     from groupbench.tracker.outputs import issues
     from groupbench.tracker.store.engine import open_store
     from groupbench.tracker.store.schema import Incident
 
-    with open_store(context.obj, create=False) as database:
+    rows: Sequence[issues.Planned | issues.Posted]
+    incidents, _ = read(context)
+    if forge is None:
+        rows = issues.planned(incidents)
+    else:
+        with open_store(context.obj, create=False) as database:
 
-        def store(key: int, link: str | None, state: str | None) -> None:
-            with database.write() as session:
-                incident = session.get_one(Incident, key)
-                incident.link, incident.posted = link, state
+            def store(key: int, link: str | None, state: str | None) -> None:
+                with database.write() as session:
+                    incident = session.get_one(Incident, key)
+                    incident.link, incident.posted = link, state
 
-        with database.read() as session:
-            rows = alerts.find(session, first_parents=git.first_parents, between=git.between)
-            views = triage.of(session, rows, traffic_of(context).resolve(session))
-        if forge is None:
-            for text in issues.preview(views):
-                click.echo(printable_lines(text))
-            return
-        for posted in issues.post(forge, views, store):
-            click.echo(printable(f"{posted.done}: issue of incident {posted.incident} {posted.url or ''}".rstrip()))
+            rows = issues.post(forge, incidents, store)
+    if form == "json" or rows:
+        _print(rows, "\n".join(printable_lines(row.text) for row in rows), form)

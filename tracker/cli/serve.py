@@ -73,7 +73,7 @@ def serve(
     ),
     secure: bool = flag("--https", help="Mark cookies as Secure. Use this if the server is reachable only over HTTPS."),
 ) -> None:
-    """Serve a live dashboard of the database: the report, plus search, comparisons and alerts.
+    """Serve a live dashboard of the database: the report, plus search, comparisons and incidents.
 
     By default the server is read-only and only this machine can reach it. Press Ctrl-C to stop it.
     """
@@ -105,7 +105,7 @@ def serve(
         sys.setswitchinterval(SWITCH_S)
         shown = f"[{host}]" if ":" in host else host
         say(f"serving {app.state.site.database.store.name} at http://{shown}:{listener.getsockname()[1]}"
-            f", {'alerts can be changed' if write else 'read-only'}; press Ctrl-C to stop")  # fmt: skip
+            f", {'incidents can be changed' if write else 'read-only'}; press Ctrl-C to stop")  # fmt: skip
         if not alone:
             say(f"anyone who can reach {host} can read the database")
         uvicorn.Server(config).run(sockets=[listener])

@@ -13,10 +13,10 @@ from typing import Any
 from groupbench.tracker.facts.metrics import LATENCY, REPEATABLE, RMS
 from groupbench.tracker.facts.verdicts import Verdict
 from groupbench.tracker.judge import tonight, transitions
-from groupbench.tracker.judge.alerts import AlertRow
 from groupbench.tracker.judge.causes import find_cause
 from groupbench.tracker.judge.evidence import OLD, Evidence
 from groupbench.tracker.judge.gate_data import GateData
+from groupbench.tracker.judge.incident_rows import MemberRow
 from groupbench.tracker.judge.latency import LatencyFacts, ask_of, is_noisy, of_history, worth
 from groupbench.tracker.judge.machine import Machines
 from groupbench.tracker.judge.parts import Case, effect_on_latency, found_by, joined, percent
@@ -325,7 +325,7 @@ def _change_text(one: Tonight, case: Case) -> str:
     return f"{metric.name} {metric.text(before)} → {metric.text(one.point.value(metric))}"
 
 
-def _with_alert(one: Tonight, row: Judged, alert: AlertRow) -> Judged:
+def _with_alert(one: Tonight, row: Judged, alert: MemberRow) -> Judged:
     """Return the row of a step with its alert."""
     state, text = one.data.alert_text(alert), ""
     if one.metric is LATENCY and alert.run != one.data.run and alert.state != "fixed":

@@ -15,7 +15,7 @@ from functools import cache
 from sqlalchemy.orm import Session
 
 from groupbench.tracker.facts.verdicts import Verdict
-from groupbench.tracker.judge import alerts, results, transitions
+from groupbench.tracker.judge import members, results, transitions
 from groupbench.tracker.judge.cases import Cases
 from groupbench.tracker.judge.gate_data import GateData
 from groupbench.tracker.judge.headline import summary
@@ -116,7 +116,7 @@ class _Part:
         self, session: Session, run: RunRow, line: CommitLine, points: Sequence[PointRow],
         expected: Mapping[int, PointOutcome], window: int, min_effect: float | None, between: CommitsBetween,
     ) -> None:  # fmt: skip
-        self.stored = alerts.find(session, series={point.series.pk for point in points}, runs=set(line.runs))
+        self.stored = members.find(session, series={point.series.pk for point in points}, runs=set(line.runs))
         self.data = GateData(session, run, line, points, expected, self.stored, window, min_effect)
         self.between = between
         self.asked: list[Judged] = []  # worth an A/B besides the rows of their series

@@ -8,9 +8,9 @@ from functools import cached_property
 from sqlalchemy.orm import Session
 
 from groupbench.tracker.facts.metrics import judged
-from groupbench.tracker.judge import alerts
-from groupbench.tracker.judge.alerts import AlertRow
+from groupbench.tracker.judge import members
 from groupbench.tracker.judge.causes import Facts
+from groupbench.tracker.judge.incident_rows import MemberRow
 from groupbench.tracker.judge.pasts import Pasts, facts_at, turns_wrong
 from groupbench.tracker.judge.spans import Span
 from groupbench.tracker.query.lines import CommitLine
@@ -49,7 +49,7 @@ class GateData:
 
     def __init__(
         self, session: Session, run: RunRow, line: CommitLine, points: Sequence[PointRow],
-        expected: Mapping[int, PointOutcome], stored: Sequence[AlertRow], window: int, min_effect: float | None,
+        expected: Mapping[int, PointOutcome], stored: Sequence[MemberRow], window: int, min_effect: float | None,
     ) -> None:  # fmt: skip
         self.session, self.run, self.line, self.points = session, run, line, points
         self.expected, self.min_effect = expected, min_effect
@@ -66,11 +66,11 @@ class GateData:
         self.elsewhere = frozenset(
             alert.pk for alert in stored if alert.run.pk in self.pasts.elsewhere(alert.series.pk)
         )
-        self.alerts: dict[int, list[AlertRow]] = {}
+        self.alerts: dict[int, list[MemberRow]] = {}
         for alert in stored:
             if alert.pk not in self.elsewhere:
                 self.alerts.setdefault(alert.series.pk, []).append(alert)
-        self.lapsed = frozenset(alert.pk for alert in stored if alerts.lapsed(session, alert, run))
+        self.lapsed = frozenset(alert.pk for alert in stored if members.lapsed(session, alert, run))
         ends = {end for turn in self.turns.values() for end in (turn.base, turn.head) if end is not None}
         self.runs = run_rows(session, ends.union(self.pasts.runs))
         self.decisions = in_force(session, run.started)
@@ -105,19 +105,19 @@ class GateData:
         line = self.pasts.software_of(series, [*before[-1:], *after])
         return [one for one in stored if line.includes(one)]
 
-    def accepted(self, alert: AlertRow) -> bool:
+    def accepted(self, alert: MemberRow) -> bool:
         """Return whether the level after an alert's change is accepted."""
         return alert.state == "invalid" or (alert.state == "expected" and alert.pk not in self.lapsed)
 
-    def alert(self, key: int | None) -> AlertRow | None:
+    def alert(self, key: int | None) -> MemberRow | None:
         """Return an alert by its key."""
         return None if key is None else self._alerts_by_key.get(key)
 
     @cached_property
-    def _alerts_by_key(self) -> dict[int, AlertRow]:
+    def _alerts_by_key(self) -> dict[int, MemberRow]:
         return {alert.pk: alert for of_series in self.alerts.values() for alert in of_series}
 
-    def alert_text(self, alert: AlertRow) -> str:
+    def alert_text(self, alert: MemberRow) -> str:
         """Return the state of a row's alert. An alert closed as fixed is about to reopen, since its change is back."""
         if alert.state == "fixed":
             return f"regressed again after incident {alert.incident.pk} was fixed"

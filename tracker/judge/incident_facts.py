@@ -10,7 +10,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from groupbench.tracker.facts.metrics import LATENCY
-from groupbench.tracker.judge.alerts import FAILING
+from groupbench.tracker.judge.incident_rows import ACTIVE
 from groupbench.tracker.judge.incidents import NOISE, Change
 from groupbench.tracker.judge.pasts import codes_of
 from groupbench.tracker.judge.verdicts import Judged
@@ -59,7 +59,7 @@ class Causes:
         effect = row.effect
         has_interval = effect.low is not None and effect.high is not None and effect.low > -1 and effect.high > -1
         noise = (math.log1p(effect.high or 0.0) - math.log1p(effect.low or 0.0)) / 4 if has_interval else 0.0
-        joins = alert is not None and alert.incident.state in (*FAILING, "acknowledged")
+        joins = alert is not None and alert.incident.state in ACTIVE
         return Change(
             key=key,
             kernel=(row.series.operator, row.series.backend),

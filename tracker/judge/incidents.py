@@ -104,24 +104,29 @@ def _by(items: Iterable[T], key: Callable[[T], K]) -> list[list[T]]:
     return list(groups.values())
 
 
-def _of_one_time(changes: Sequence[Change]) -> list[list[Change]]:
-    """Return the changes by time: each group has a time in common, and the groups are as few as possible."""
+def _joined(
+    parts: Iterable[Sequence[Change]], joins: Callable[[list[Change], Sequence[Change]], bool], newest: bool = False
+) -> list[list[Change]]:
+    """Return the parts as groups: each part joins the first group, or the newest one, that takes it."""
     groups: list[list[Change]] = []
-    for change in sorted(changes, key=lambda each: each.last):
-        if groups and (change.first is None or change.first < groups[-1][0].last):
-            groups[-1].append(change)
-        else:
-            groups.append([change])
+    for part in parts:
+        near = next((each for each in (reversed(groups) if newest else groups) if joins(each, part)), None)
+        groups.append(list(part)) if near is None else near.extend(part)
     return groups
+
+
+def _of_one_time(changes: Iterable[Change]) -> list[list[Change]]:
+    """Return the changes by time: each group has a time in common, and the groups are as few as possible."""
+
+    def overlaps(group: list[Change], part: Sequence[Change]) -> bool:
+        return part[0].first is None or part[0].first < group[0].last
+
+    return _joined(([each] for each in sorted(changes, key=lambda each: each.last)), overlaps, newest=True)
 
 
 def _with_neighbours(groups: Iterable[list[Change]]) -> list[list[Change]]:
     """Return the groups, after joining each to a larger one of the run next to it, if noise can be the reason."""
-    kept: list[list[Change]] = []
-    for changes in sorted(groups, key=len, reverse=True):
-        near = next((each for each in kept if _is_beside(each, changes)), None)
-        kept.append(changes) if near is None else near.extend(changes)
-    return kept
+    return _joined(sorted(groups, key=len, reverse=True), _is_beside)
 
 
 def _is_beside(group: Sequence[Change], late: Sequence[Change]) -> bool:
@@ -134,7 +139,7 @@ def _is_beside(group: Sequence[Change], late: Sequence[Change]) -> bool:
     )  # fmt: skip
     if not beside or {change.series for change in group} & {change.series for change in late}:
         return False
-    files = [frozenset[str]().union(*(change.files for change in side)) for side in (group, late)]
+    files = _files(group), _files(late)
     kernels = [{change.kernel for change in side} for side in (group, late)]
     return (bool(files[0] & files[1]) if all(files) else bool(kernels[0] & kernels[1])) and _alike(group, late)
 
@@ -156,55 +161,39 @@ def _by_commit(changes: Sequence[Change], quiet: Sequence[frozenset[str]]) -> li
 
 
 def _by_file(changes: Sequence[Change], quiet: Sequence[frozenset[str]]) -> list[list[Change]]:
-    """Return the changes by the file that explains the most, and the fewest series without a change."""
+    """Return the changes by the file that explains the most, and the fewest series without a change.
+
+    Groups that no specific file parts are one, if they share a file and their sizes agree.
+    """
     still = Counter(file for files in quiet for file in files)
-    groups: list[list[Change]] = []
-    specific: list[bool] = []
+    parts: list[list[Change]] = []
+    specific: set[int] = set()
     rest = [change for change in changes if change.files]
-    unknown = [change for change in changes if not change.files]
     while rest:
         numbers = Counter(file for change in rest for file in change.files)
         best = max(sorted(numbers), key=lambda file: numbers[file] ** 1.5 / (numbers[file] + still[file]))
-        explained = [change for change in rest if best in change.files]
+        of_file = _by_size((change for change in rest if best in change.files), lambda each: each.files)
         rest = [change for change in rest if best not in change.files]
-        share = numbers[best] / (numbers[best] + still[best])
-        parts = _by_size(explained, lambda each: each.files)
-        groups += parts
-        specific += [share >= SPECIFIC] * len(parts)
-    groups = _merged(groups, specific)
-    if not groups:
-        return _by_size(unknown, lambda each: each.kernel)
-    for part in _by_size(unknown, lambda each: each.kernel):
-        near = [each for each in groups if _alike(each, part)]
-        near[0].extend(part) if near else groups.append(part)
-    return groups
+        parts += of_file
+        if numbers[best] / (numbers[best] + still[best]) >= SPECIFIC:
+            specific |= {id(part[0]) for part in of_file}
+
+    def are_one(group: list[Change], part: Sequence[Change]) -> bool:
+        parted = id(group[0]) in specific and id(part[0]) in specific
+        return not parted and bool(_files(group) & _files(part)) and _alike(group, part)
+
+    groups = _joined(parts, are_one)
+    unknown = _by_size((change for change in changes if not change.files), lambda each: each.kernel)
+    return _joined([*groups, *unknown], lambda group, part: not part[0].files and _alike(group, part))
 
 
-def _merged(groups: list[list[Change]], specific: Sequence[bool]) -> list[list[Change]]:
-    """Return the groups, those joined that no specific file parts: they share a file, and their sizes agree."""
-    kept: list[tuple[list[Change], bool]] = []
-    for changes, alone in zip(groups, specific, strict=True):
-        files = frozenset[str]().union(*(change.files for change in changes))
-        for other, other_alone in kept:
-            shared = files & frozenset[str]().union(*(change.files for change in other))
-            if shared and not (alone and other_alone) and _alike(changes, other):
-                other.extend(changes)
-                break
-        else:
-            kept.append((changes, alone))
-    return [changes for changes, _ in kept]
+def _files(changes: Sequence[Change]) -> frozenset[str]:
+    return frozenset[str]().union(*(change.files for change in changes))
 
 
-def _by_size(changes: Sequence[Change], unit: Callable[[Change], Hashable]) -> list[list[Change]]:
+def _by_size(changes: Iterable[Change], unit: Callable[[Change], Hashable]) -> list[list[Change]]:
     """Return the changes parted where units differ in size. A unit's changes stay together."""
-    groups: list[list[Change]] = []
-    for one in sorted(_by(changes, unit), key=_size):
-        near = next((each for each in reversed(groups) if _alike(each, one)), None)
-        if near is None:
-            groups.append(list(one))
-        else:
-            near.extend(one)
-    return groups
+    return _joined(sorted(_by(changes, unit), key=_size), _alike, newest=True)
 
 
 def _size(changes: Sequence[Change]) -> float:

@@ -9,7 +9,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from groupbench.tracker.judge.alerts import AlertRow
+from groupbench.tracker.judge.incident_rows import MemberRow
 from groupbench.tracker.judge.marks import comparison_marks
 from groupbench.tracker.judge.pasts import Past
 from groupbench.tracker.stats.screen import Followed
@@ -50,7 +50,7 @@ class Levels:
 def levels_of(
     past: Past,
     timing: str,
-    alerts: Sequence[AlertRow],
+    alerts: Sequence[MemberRow],
     stored: Sequence[Compared],  # A/Bs by the past's toolchains
     commits: Mapping[int, str],  # clean commit of each run, by key
 ) -> Levels:
@@ -64,7 +64,7 @@ def levels_of(
 
 
 def _followed(
-    past: Past, timing: str, alerts: Sequence[AlertRow], stored: Sequence[Compared], commits: Mapping[int, str]
+    past: Past, timing: str, alerts: Sequence[MemberRow], stored: Sequence[Compared], commits: Mapping[int, str]
 ) -> Followed:
     ms = math.exp(float(np.median(past.log)))
     counts = math.log1p(least_effect(timing, ms))

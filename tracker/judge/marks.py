@@ -6,8 +6,8 @@ import math
 from collections.abc import Hashable, Iterable, Sequence
 
 from groupbench.tracker.facts.metrics import LATENCY, REPEATABLE, Metric
-from groupbench.tracker.judge.alerts import AlertRow
 from groupbench.tracker.judge.gate_data import GateData
+from groupbench.tracker.judge.incident_rows import MemberRow
 from groupbench.tracker.judge.pasts import Past
 from groupbench.tracker.judge.toolchain_lines import of_one_toolchain
 from groupbench.tracker.stats.walk import Kind, Mark
@@ -57,7 +57,7 @@ def code_marks(codes: Sequence[Hashable | None]) -> Marks:
     return marks
 
 
-def _of_alert(data: GateData, alert: AlertRow, runs: list[int], metric: Metric) -> tuple[int, Mark] | None:
+def _of_alert(data: GateData, alert: MemberRow, runs: list[int], metric: Metric) -> tuple[int, Mark] | None:
     """Return the mark of an alert and its place. One about runs before the past begins on the past's first level."""
     place = runs.index(alert.run.pk) if alert.run.pk in runs else None
     if data.accepted(alert):

@@ -1,4 +1,4 @@
-"""Find an incident's owner: the commit's author, else the files' code owner, else the plan's owner."""
+"""Find changed files' owner: the code owner, else the plan's."""
 
 from __future__ import annotations
 
@@ -6,13 +6,11 @@ from collections.abc import Callable, Collection, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from groupbench.tracker.judge.spans import Span
-
 PLACES = (".github/CODEOWNERS", ".gitlab/CODEOWNERS", "CODEOWNERS", "docs/CODEOWNERS")
 
 
-def owner_in(folder: Path, default: str | None) -> Callable[[Sequence[Span], Collection[str]], str | None]:
-    """Return a function that finds an incident's owner.
+def owner_in(folder: Path, default: str | None) -> Callable[[Collection[str]], str | None]:
+    """Return a function that finds files' owner.
 
     Args:
         folder: The repository.
@@ -20,26 +18,11 @@ def owner_in(folder: Path, default: str | None) -> Callable[[Sequence[Span], Col
     """
     rules = next((_rules(folder / place) for place in PLACES if (folder / place).is_file()), [])
 
-    def owner(spans: Sequence[Span], files: Collection[str]) -> str | None:
-        authors = {span.author for span in agreed(spans) if span.author and _is_one(span)}
-        if len(authors) == 1:
-            return authors.pop()
+    def owner(files: Collection[str]) -> str | None:
         owners = {name for file in files if (name := _owner_of(file, rules))}
         return owners.pop() if len(owners) == 1 else default
 
     return owner
-
-
-def agreed(spans: Sequence[Span]) -> list[Span]:
-    """Return the spans with a run in common with the most frequent one: noise moves some by one run."""
-    ends = [(span.base, span.head) for span in spans]
-    main = max(spans, key=lambda span: ends.count((span.base, span.head)), default=None)
-    return [span for span in spans if main is None or span.overlaps(main)]
-
-
-def _is_one(span: Span) -> bool:
-    """Return whether a change is known to be in one commit."""
-    return len(span.named) == 1 and len(span.named[0].commits) == 1 if span.named else span.number == 1
 
 
 def _rules(path: Path) -> list[tuple[str, str]]:

@@ -11,7 +11,7 @@ from groupbench.tracker.facts.metrics import relative
 from groupbench.tracker.facts.physics import floor_ms, too_fast
 from groupbench.tracker.facts.record import Timing
 from groupbench.tracker.facts.verdicts import Verdict
-from groupbench.tracker.judge import alerts
+from groupbench.tracker.judge import members
 from groupbench.tracker.judge.causes import find_cause
 from groupbench.tracker.judge.evidence import Evidence
 from groupbench.tracker.judge.gate_data import GateData
@@ -53,7 +53,7 @@ def _with_alert(data: GateData, row: Judged) -> Judged:
     """Return the row of a wrong result with its alert: the newest one that began at the same time."""
     assert row.span is not None
     of_result = [each for each in data.alerts.get(row.series.pk, ()) if each.metric == "result"]
-    same = [each for each in of_result if each.span.overlaps(row.span) and each.state in alerts.OPEN]
+    same = [each for each in of_result if each.span.overlaps(row.span) and each.state in members.OPEN]
     if not same:
         return row
     return replace(row, alert=same[-1], note=joined(row.note, data.alert_text(same[-1])))
@@ -80,7 +80,7 @@ def _still_open(data: GateData, point: PointRow) -> list[Case]:
     """
     cases = []
     for alert in data.alerts.get(point.series.pk, ()):
-        if data.accepted(alert) or alert.state not in alerts.OPEN or alert.metric == "result":
+        if data.accepted(alert) or alert.state not in members.OPEN or alert.metric == "result":
             continue
         if alert.machine != point.environment.machine:
             continue

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from groupbench.tracker.facts.environment import software_identity
@@ -45,11 +46,13 @@ class Span:
 
     @property
     def subject(self) -> str | None:
-        return self.named[0].commits[-1]["subject"] if self.named else self.head.subject
+        """The subject, unless the commit is one among several."""
+        return self.named[0].commits[-1]["subject"] if self.named else None if self.remark else self.head.subject
 
     @property
     def author(self) -> str | None:
-        return self.named[0].commits[-1]["author"] if self.named else self.head_author
+        """The author, unless the commit is one among several."""
+        return self.named[0].commits[-1]["author"] if self.named else None if self.remark else self.head_author
 
     @property
     def remark(self) -> str:
@@ -64,8 +67,7 @@ class Span:
     @property
     def in_words(self) -> str:
         """The commits with the subject, if it is that of the only one."""
-        subject = self.subject if self.named or self.number in (None, 1) else None
-        return " ".join(filter(None, [self.text, self.remark and f"({self.remark})", subject]))
+        return " ".join(filter(None, [self.text, self.remark and f"({self.remark})", self.subject]))
 
     @property
     def ends(self) -> tuple[RunRow, ...]:
@@ -84,6 +86,13 @@ class Span:
     @property
     def same_code(self) -> bool:
         return self.base is not None and self.head.state.same_code(self.base.state)
+
+
+def agreed(spans: Sequence[Span]) -> list[Span]:
+    """Return the spans with a run in common with the most frequent one: noise moves some by one run."""
+    ends = [(span.base, span.head) for span in spans]
+    main = max(spans, key=lambda span: ends.count((span.base, span.head)), default=None)
+    return [span for span in spans if main is None or span.overlaps(main)]
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,9 @@ from statistics import median
 import numpy as np
 
 from groupbench.tracker.facts.metrics import LATENCY, REPEATABLE, RMS, Metric
-from groupbench.tracker.judge.alerts import AlertRow
 from groupbench.tracker.judge.evidence import OLD
 from groupbench.tracker.judge.gate_data import GateData
+from groupbench.tracker.judge.incident_rows import MemberRow
 from groupbench.tracker.judge.marks import Marks, code_marks, marks_of
 from groupbench.tracker.judge.pasts import Past, codes_of
 from groupbench.tracker.judge.spans import Span
@@ -150,14 +150,14 @@ class Tonight:
             newer = older
         return None
 
-    def alert_in(self, start: int, stop: int | None = None) -> AlertRow | None:
+    def alert_in(self, start: int, stop: int | None = None) -> MemberRow | None:
         """Return the newest alert whose first run is at some places."""
         inside = set(self.own.run[max(start, 0) : stop].tolist())
         of_level = [each for each in self.alerts if each.run.pk in inside]
         return next((each for each in reversed(of_level) if not self.data.accepted(each)), None)
 
     @property
-    def alerts(self) -> list[AlertRow]:
+    def alerts(self) -> list[MemberRow]:
         stored = self.data.alerts.get(self.point.series.pk, ())
         return [each for each in stored if each.metric == self.metric.judged_as]
 
@@ -168,7 +168,7 @@ class Tonight:
         return any(self.data.accepted(each) and each.run.pk in runs for each in self.alerts)
 
     @property
-    def accepted(self) -> AlertRow | None:
+    def accepted(self) -> MemberRow | None:
         """The alert whose level is expected and tonight's."""
         alert = self.data.alert(self.walked.stack[0].tag)
         return alert if len(self.walked.stack) == 1 and alert is not None and alert.state == "expected" else None

@@ -13,8 +13,8 @@ from groupbench.tracker.facts.identity import SHOWN
 from groupbench.tracker.facts.metrics import LATENCY, RMS, Metric, named
 from groupbench.tracker.facts.record import MEASURED
 from groupbench.tracker.facts.verdicts import NOT_JUDGED, OUTCOMES, UNDECIDED, RunOutcome, Verdict, most_severe
-from groupbench.tracker.judge.alerts import AlertRow
 from groupbench.tracker.judge.evidence import Evidence
+from groupbench.tracker.judge.incident_rows import MemberRow
 from groupbench.tracker.judge.shown import Shown
 from groupbench.tracker.judge.spans import Span, Transition
 from groupbench.tracker.query.lines import CommitLine
@@ -62,7 +62,7 @@ class Judged:
     loud: bool = False  # always shown, whatever the verdict
     span: Span | None = None
     compared: Compared | None = None  # the A/B comparison that decided
-    alert: AlertRow | None = None  # the stored alert of this change
+    alert: MemberRow | None = None  # the stored alert of this change
     ab_base: RunRow | None = None  # run whose commit is the base of the A/B comparison that would decide
     ab_head: RunRow | None = None  # the head, if it is not tonight's run
     transition: Transition | None = None  # the transition at the change, or at the newest result
@@ -222,7 +222,7 @@ class Gate:
     rows: tuple[Judged, ...]
     exit_code: ExitCode
     summary: str  # the first line
-    alerts: tuple[AlertRow, ...] = field(default=())  # stored alerts of the run's series
+    alerts: tuple[MemberRow, ...] = field(default=())  # stored alerts of the run's series
     lapsed: frozenset[int] = field(default=frozenset())  # keys of expected alerts that have expired
     elsewhere: frozenset[int] = field(default=frozenset())  # keys of alerts of other toolchains, measured alternately
     line: CommitLine = field(default=CommitLine(()))  # the runs used as history

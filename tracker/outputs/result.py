@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from sqlalchemy.orm import Session
 
     from groupbench.tracker.judge.incident_moves import Updated
-    from groupbench.tracker.judge.triage import IncidentView
+    from groupbench.tracker.judge.incident_rows import IncidentRow
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class GateResult:
     moved: bool = False  # whether the gate's update opened, reopened or closed an incident
     kernels: Mapping[int, tuple[Kernel, ...]] = field(default_factory=dict)  # by series that got worse
     root: Path = Path()  # of the checkout in which to find the kernels' source
-    incidents: tuple[IncidentView, ...] = ()  # open ones of tonight's rows, the most expensive first
+    incidents: tuple[IncidentRow, ...] = ()  # open ones of tonight's rows, the most expensive first
 
     @property
     def changed(self) -> bool:
@@ -135,15 +135,13 @@ def gather(
     traffic: Traffic = NO_TRAFFIC,
 ) -> GateResult:
     """Return the gate's verdict with the open incidents and the kernels of series that got worse. Reads only."""
-    from groupbench.tracker.judge import alerts, triage
+    from groupbench.tracker.judge import members, triage
     from groupbench.tracker.judge.pasts import facts_at
-    from groupbench.tracker.tools import git
 
     worse = {(row.series.pk, gate.run.pk) for row in gate.rows if row.verdict.fails}
     facts = facts_at(session, worse)
     rows = {(row.series.pk, row.what) for row in gate.rows if row.verdict.fails}
-    stored = alerts.find(session, states=alerts.OPEN, first_parents=git.first_parents, between=git.between)
-    shown = {alert.incident.pk for alert in stored if (alert.series.pk, alert.metric) in rows}
+    incidents = triage.of(session, traffic.resolve(session), states=members.OPEN)
     return GateResult(
         gate,
         strict=strict,
@@ -151,9 +149,7 @@ def gather(
         moved=updated is not None and bool(updated.opened or updated.reopened or updated.fixed),
         kernels={series: facts_of_point.kernels for (series, _), facts_of_point in facts.items()},
         root=root,
-        incidents=tuple(
-            triage.of(session, [one for one in stored if one.incident.pk in shown], traffic.resolve(session))
-        ),
+        incidents=tuple(one for one in incidents if any((each.series.pk, each.metric) in rows for each in one.members)),
     )
 
 

@@ -13,7 +13,7 @@ from itertools import accumulate
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from groupbench.tracker.judge import alerts, triage
+from groupbench.tracker.judge import members, triage
 from groupbench.tracker.judge.verdicts import CANARY, Gate
 from groupbench.tracker.query.lines import CommitLine
 from groupbench.tracker.query.points import by_series_and_time, points_of_runs, points_where
@@ -28,7 +28,6 @@ from groupbench.tracker.report.shown import OperatorPage, RunLabel, ShownHistory
 from groupbench.tracker.report.speed import speed_maps
 from groupbench.tracker.store.chunks import chunks
 from groupbench.tracker.store.schema import Point
-from groupbench.tracker.tools import git
 
 POINTS = 100_000
 """Maximum number of results on a page. With more series, it shows fewer runs."""
@@ -71,7 +70,7 @@ def gather(session: Session, judged: Gate, *, limit: int = 200, traffic: Traffic
     rows = run_rows(session, held)
     runs = tuple(rows[key] for key in reversed(held))
     points = judged.line.along(points)
-    stored = alerts.find(session, series=set(coverage.full or keys), runs=set(judged.line.runs))
+    stored = members.find(session, series=set(coverage.full or keys), runs=set(judged.line.runs))
     context = read_context(session, points, runs, alerts=stored, judged=judged.rows)
     of_run = tuple({row.series.pk: row.point for row in judged.rows if row.point is not None}.values())
     shown = histories(points, places(runs), context)
@@ -89,12 +88,9 @@ def gather(session: Session, judged: Gate, *, limit: int = 200, traffic: Traffic
 
 def _incidents(session: Session, judged: Gate, traffic: Traffic) -> tuple[str, ...]:
     """Return the open incidents of the run's series, and what was not measured, as lines."""
-    series = {row.series.pk for row in judged.rows}
-    stored = alerts.find(
-        session, series=series, states=alerts.OPEN, first_parents=git.first_parents, between=git.between
-    )
-    calls = traffic.resolve(session)
-    return tuple(triage.screen(triage.of(session, stored, calls), triage.notes(session, calls)))
+    calls, series = traffic.resolve(session), {row.series.pk for row in judged.rows}
+    incidents = triage.of(session, calls, series=series, states=members.OPEN)
+    return tuple(triage.screen(incidents, triage.notes(session, calls)))
 
 
 def _within(runs: Sequence[int], counts: Mapping[int, int]) -> list[int]:

@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 from groupbench.tracker.facts.environment import environment_differences, machine_differences, toolchain_differences
 from groupbench.tracker.facts.grouping import grouped
 from groupbench.tracker.facts.metrics import carried
-from groupbench.tracker.judge.alerts import OPEN, AlertRow
+from groupbench.tracker.judge.incident_rows import OPEN, MemberRow
 from groupbench.tracker.judge.levels import Levels, PastChange, levels_of
 from groupbench.tracker.judge.pasts import Past, Pasts
 from groupbench.tracker.judge.verdicts import Judged
@@ -34,7 +34,7 @@ class HistoryContext:
     """A page's series data other than results, by series."""
 
     levels: Mapping[int, Levels]
-    alerts: Mapping[int, Sequence[AlertRow]] = field(default_factory=dict)
+    alerts: Mapping[int, Sequence[MemberRow]] = field(default_factory=dict)
     judged: Mapping[int, Sequence[Judged]] = field(default_factory=dict)
     bursts: Mapping[int, tuple[ResultBursts, ...]] = field(default_factory=dict)
 
@@ -44,7 +44,7 @@ def read_context(
     points: Sequence[PointRow],  # by series, then time
     runs: Sequence[RunRow],  # that the page holds, the oldest first
     *,
-    alerts: Iterable[AlertRow] = (),
+    alerts: Iterable[MemberRow] = (),
     judged: Iterable[Judged] = (),
 ) -> HistoryContext:
     """Return the context for `histories`. The levels match the gate's."""
@@ -149,7 +149,7 @@ def _read_levels(
     session: Session,
     points: Sequence[PointRow],
     runs: Sequence[RunRow],
-    alerts: Mapping[int, Sequence[AlertRow]],
+    alerts: Mapping[int, Sequence[MemberRow]],
     judged: Mapping[int, Sequence[Judged]],
 ) -> dict[int, Levels]:
     """Return the levels for each series with a speed, by key."""
@@ -220,7 +220,7 @@ def _environment_marks(series_points: Sequence[PointRow], at: Sequence[int], lin
     return marks
 
 
-def _alert_marks(stored: Iterable[AlertRow], where: Mapping[int, int]) -> list[Mark]:
+def _alert_marks(stored: Iterable[MemberRow], where: Mapping[int, int]) -> list[Mark]:
     marks = []
     for alert in stored:
         if alert.run.pk in where:

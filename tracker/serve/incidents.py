@@ -10,8 +10,8 @@ from typing import Any
 from sqlalchemy import select
 
 from groupbench.tracker.facts.errors import StoreError
-from groupbench.tracker.judge import alerts as stored
 from groupbench.tracker.judge import incident_moves, triage
+from groupbench.tracker.judge.incident_rows import OPEN, STATES
 from groupbench.tracker.serve import queries
 from groupbench.tracker.serve.parameters import BadRequest, NotFound, Parameters
 from groupbench.tracker.serve.runs import incident_data
@@ -19,23 +19,24 @@ from groupbench.tracker.serve.security import Person
 from groupbench.tracker.serve.site import Page, Site, paging_of, slice_of
 from groupbench.tracker.store.schema import Incident
 
-ACTIONS = ("acknowledge", "expect", "fixed", "invalid")
-_SHOWN = ("open", "all", *stored.STATES)
+ACTIONS = {"acknowledge": "acknowledged", "expect": "expected", "fixed": "fixed", "invalid": "invalid"}
+"""The state that each action sets."""
+_SHOWN = ("open", "all", *STATES)
 
 
 def incidents(site: Site, parameters: Parameters) -> Page:
     """Return the incidents page, the newest first."""
     state, paging = parameters.choice("state", _SHOWN, "open"), paging_of(parameters)
-    states = {"open": stored.OPEN, "all": ()}.get(state, (state,))
+    states = {"open": OPEN, "all": ()}.get(state, (state,))
     with site.database.read() as session:
         where, form = slice_of(site, session, parameters)
         parameters.done()
         number, keys = queries.incident_keys(session, states, where, limit=paging.size, offset=paging.offset)
         counts = queries.incident_counts(session)
-        views = triage.of(session, stored.find(session, keys=set(keys)), site.traffic.resolve(session)) if keys else []
+        views = triage.of(session, site.traffic.resolve(session), asks_git=False, keys=set(keys))
     data = {
         "state": state,
-        "counts": {each: counts[each] for each in stored.STATES if counts.get(each)},
+        "counts": {each: counts[each] for each in STATES if counts.get(each)},
         "paging": paging.data(number),
         "incidents": [incident_data(view) for view in views],
     }
@@ -46,7 +47,7 @@ def incident(site: Site, parameters: Parameters, key: int) -> Page:
     """Return one incident's page, with its members and all state changes. Raises NotFound."""
     parameters.done()
     with site.database.read() as session:
-        views = triage.of(session, stored.find(session, keys={key}), site.traffic.resolve(session))
+        views = triage.of(session, site.traffic.resolve(session), asks_git=False, keys={key})
     if not views:
         raise NotFound(f"no incident {key}; /incidents?state=all lists them")
     data = {"incident": incident_data(views[0])}
@@ -69,15 +70,10 @@ def change(site: Site, parameters: Parameters, person: Person) -> tuple[list[dic
         for key in keys:
             if key not in stored_keys:
                 raise NotFound(f"no incident {key}; /incidents?state=all lists them")
-        if action == "acknowledge":
-            changed = incident_moves.acknowledge(session, keys, requested.who, requested.reason, now)
-        elif action == "expect":
-            changed = incident_moves.expect(
-                session, keys, requested.until, requested.who, requested.reason, now, _unknown
-            )
-        else:
-            changed = incident_moves.close(session, keys, action, requested.who, requested.reason, now)
-        views = triage.of(session, changed, site.traffic.resolve(session))
+        changed = incident_moves.change(
+            session, keys, ACTIONS[action], requested.who, requested.reason, now, until=requested.until, lookup=_unknown
+        )
+        views = triage.of(session, site.traffic.resolve(session), asks_git=False, keys=changed)
         return [incident_data(view) for view in views], local(requested.back)
 
 
@@ -100,7 +96,7 @@ class _Requested:
 
 def _requested(parameters: Parameters, person: Person) -> _Requested:
     """Parse a request's parameters. Raises BadRequest for missing or contradictory parameters."""
-    keys, action = parameters.keys("incident"), parameters.choice("action", ACTIONS, "")
+    keys, action = parameters.keys("incident"), parameters.choice("action", tuple(ACTIONS), "")
     reason, until = parameters.text("reason"), parameters.text("until")
     who = person.who if person.session else parameters.text("who")  # only programs name themselves
     back = parameters.text("next") or "/incidents"

@@ -10,8 +10,8 @@ from groupbench.tracker.facts.environment import declared
 from groupbench.tracker.facts.errors import QueryError
 from groupbench.tracker.facts.metrics import GBPS, TFLOPS, rate
 from groupbench.tracker.facts.record import STATUSES
-from groupbench.tracker.judge import alerts as stored
 from groupbench.tracker.judge import triage
+from groupbench.tracker.judge.incident_rows import OPEN, STATES, IncidentRow, MemberRow
 from groupbench.tracker.query import resolve
 from groupbench.tracker.query.rows import RunRow, SeriesRow
 from groupbench.tracker.serve import queries
@@ -35,14 +35,14 @@ def overview(site: Site, parameters: Parameters) -> Page:
             )
         verdict, again = verdict_data(site.verdict(session, run), paging)
         counts = queries.incident_counts(session)
-        views = triage.of(session, stored.find(session, states=stored.OPEN), site.traffic.resolve(session))
+        incidents = triage.of(session, site.traffic.resolve(session), asks_git=False, states=OPEN)
         _, newest = queries.find_runs(session, [], limit=LIMITS.runs, offset=0)
         data = {
             "run": run_data(site, session, run),
             "verdict": verdict,
             "incidents": {
-                "counts": {state: counts[state] for state in stored.STATES if counts.get(state)},
-                "open": [incident_data(view) for view in views[: triage.MOST]],
+                "counts": {state: counts[state] for state in STATES if counts.get(state)},
+                "open": [incident_data(one) for one in incidents[: triage.MOST]],
             },
             "runs": [run_data(site, session, row) for row in newest],
         }
@@ -139,24 +139,24 @@ def result_data(result: queries.Result, series: SeriesRow) -> dict[str, Any]:
     return {**facts, "latency_ms": result.median_ms, **rates}
 
 
-def alert_data(alert: stored.AlertRow) -> dict[str, Any]:
+def member_data(member: MemberRow) -> dict[str, Any]:
     """Return a member as in `groupbench incidents --each --format json`, with the series key."""
     return {
-        **alert.flat(),
-        "series": alert.series.pk,
-        "run": alert.run.id,
-        "label": alert.span.label,
-        "remark": alert.span.remark,
-        "head_commit": alert.run.commit_text,
-        "base_commit": None if alert.base_run is None else alert.base_run.commit_text,
+        **member.flat(),
+        "series": member.series.pk,
+        "run": member.run.id,
+        "label": member.span.label,
+        "remark": member.span.remark,
+        "head_commit": member.run.commit_text,
+        "base_commit": None if member.base_run is None else member.base_run.commit_text,
     }
 
 
-def incident_data(view: triage.IncidentView) -> dict[str, Any]:
+def incident_data(one: IncidentRow) -> dict[str, Any]:
     """Return an incident as in `groupbench incidents --format json`, with whole members and an event list."""
-    events = [{"at": e.at, "who": e.who, "state": e.state, "reason": e.reason} for e in view.incident.events]
-    shown = {"lines": [line.strip() for line in view.lines], "opened": view.incident.opened}
-    return {**view.flat(), **shown, "members": [alert_data(each) for each in view.members], "events": events}
+    events = [{"at": e.at, "who": e.who, "state": e.state, "reason": e.reason} for e in one.events]
+    shown = {"lines": [line.strip() for line in one.lines], "opened": one.opened}
+    return {**one.flat(), **shown, "members": [member_data(each) for each in one.members], "events": events}
 
 
 def verdict_data(progress: Known | Working | Failed, paging: Paging) -> tuple[dict[str, Any], int | None]:

@@ -15,7 +15,7 @@ from groupbench.tracker.facts.errors import QueryError
 from groupbench.tracker.facts.identity import PROBLEM, SHOWN
 from groupbench.tracker.facts.metrics import METRICS
 from groupbench.tracker.facts.verdicts import Verdict
-from groupbench.tracker.judge import alerts as stored_alerts
+from groupbench.tracker.judge import members, triage
 from groupbench.tracker.query.history import changes
 from groupbench.tracker.query.points import find_point
 from groupbench.tracker.query.rows import HistoryRow, RunRow, SeriesRow
@@ -27,7 +27,7 @@ from groupbench.tracker.serve import queries
 from groupbench.tracker.serve.answers import Known
 from groupbench.tracker.serve.limits import LIMITS
 from groupbench.tracker.serve.parameters import NotFound, Parameters
-from groupbench.tracker.serve.runs import alert_data, environment_data, newest_run, result_data
+from groupbench.tracker.serve.runs import environment_data, member_data, newest_run, result_data
 from groupbench.tracker.serve.site import Page, Site, paging_of, series_facts, slice_of
 from groupbench.tracker.store.schema import Series
 from groupbench.tracker.text import repro
@@ -77,18 +77,19 @@ def newest_data(site: Site, session: Session, listed: Sequence[SeriesRow]) -> li
 
 
 def series(site: Site, parameters: Parameters, key: int) -> Page:
-    """Return one series' page: history with changes and alerts, and points. Raises NotFound."""
+    """Return one series' page: history with changes and incidents, and points. Raises NotFound."""
     last, paging = parameters.number("last", SHOWN_POINTS, 1, LIMITS.points), paging_of(parameters)
     parameters.done()
     with site.database.read() as session:
         row = queries.one_series(session, key)
         points = queries.newest_points(session, row, last, site.run_rows)
-        alerts = stored_alerts.find(session, series={key})
+        own = members.find(session, series={key})
+        incidents = triage.of(session, asks_git=False, keys={member.incident.pk for member in own})
         line = site.line_through(session, points[-1].run) if points else None
         on_line = [] if line is None else line.along(points)
         listed = site.every_line(session).along(points)
         runs = [point.run for point in on_line]
-        context = read_context(session, on_line, runs, alerts=alerts)
+        context = read_context(session, on_line, runs, alerts=own)
         own_histories = histories(on_line, places(runs), context)
         number = queries.counts_of_series(session, [key]).get(key, 0)
         verdict = _verdict(site, session, key)
@@ -107,7 +108,7 @@ def series(site: Site, parameters: Parameters, key: int) -> Page:
                   for m in (history.marks if history else ())],
         "levels": [{"first": labels[level.first].run, "last": labels[level.last].run, "ms": level.ms}
                    for level in (history.levels if history else ())],
-        "alerts": [alert_data(alert) for alert in alerts],
+        "alerts": [member_data(each) for one in incidents for each in one.members if each.series.pk == key],
         "other_backends": siblings,
         "paging": paging.data(len(rows)),
         "points": [point_data(each) for each in page],

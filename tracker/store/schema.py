@@ -413,7 +413,7 @@ class Incident(Base, kw_only=True):
     id: Mapped[int] = _key()
     identity: Mapped[str] = mapped_column(unique=True, doc="hash of its first member, which marks its issue at a forge")
     state: Mapped[str] = mapped_column(doc="new, confirmed, acknowledged, expected, fixed or invalid")
-    owner: Mapped[str | None] = mapped_column(default=None, doc="author of the commit, code owners or the plan's owner")
+    owner: Mapped[str | None] = mapped_column(default=None, doc="code owner of the changed files, or the plan's owner")
     opened: Mapped[datetime] = mapped_column(doc="time of its first event")
     until_time: Mapped[datetime | None] = mapped_column(
         default=None, doc="time at which an expected incident becomes new again"

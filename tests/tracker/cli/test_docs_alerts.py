@@ -11,7 +11,7 @@ import pytest
 from cases import Cli
 
 from groupbench.tracker.facts.verdicts import Verdict
-from groupbench.tracker.judge import alerts, causes
+from groupbench.tracker.judge import causes, incident_rows
 
 GUIDE = Path(__file__).parents[3] / "docs" / "guide"
 VERDICTS, ALERTS, PYTHON = ((GUIDE / f"{name}.md").read_text() for name in ("verdicts", "incidents", "python"))
@@ -55,6 +55,6 @@ def test_lists_are_complete() -> None:
     verdicts = [verdict for verdict in Verdict if verdict is not Verdict.UNKNOWN]
     assert all(re.search(rf"^\|.* `{verdict}`[^|]*\|", VERDICTS, re.MULTILINE) for verdict in verdicts)
     assert all(f"`{word}`" in VERDICTS for word in get_args(causes.Word))
-    assert all(f"| `{state}` |" in ALERTS for state in alerts.STATES)
+    assert all(f"| `{state}` |" in ALERTS for state in incident_rows.STATES)
     for name in RUN_HERE:
         assert any(f"{each} ".startswith(f"groupbench {name} ") for each in EXAMPLES), name

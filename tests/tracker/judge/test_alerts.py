@@ -14,7 +14,8 @@ from sqlalchemy import select
 
 from groupbench.tracker import open_tracker
 from groupbench.tracker.facts.record import LONGEST_NAME, LONGEST_TEXT
-from groupbench.tracker.judge import alerts, incident_moves
+from groupbench.tracker.judge import incident_moves
+from groupbench.tracker.judge import members as stored_members
 from groupbench.tracker.store import comparisons
 from groupbench.tracker.store.engine import open_store
 from groupbench.tracker.store.schema import IncidentEvent
@@ -61,7 +62,7 @@ def test_an_alert_names_the_change(slower: Cli, db: Any) -> None:
     assert "triton" in slower("incidents", "--each").stdout
     assert slower("incidents", "--each", "--format=csv").stdout.startswith("incident,state,metric")
     with open_tracker(db) as tracker:
-        assert [row.incident.pk for row in tracker.incidents()] == [1]
+        assert [row.pk for row in tracker.incidents()] == [1]
         each = tracker.gate()
     assert (each.exit_code, each.rows[0].alert.incident.pk) == (1, 1)
     assert each.table().flat()[0]["incident"] == 1
@@ -190,7 +191,8 @@ def test_an_expected_level_is_the_one_to_judge_by(slower: Cli, stored: Stored, m
 def test_an_expectation_ends_at_its_date(slower: Cli, stored: Stored, make: Any, db: Any) -> None:
     until = datetime(2026, 1, 12, tzinfo=UTC)
     with open_store(db, create=False) as store, store.write() as session:
-        incident_moves.expect(session, [1], "2026-01-11", "Ada", "for now", now=until - timedelta(days=3))
+        now = until - timedelta(days=3)
+        incident_moves.change(session, [1], "expected", "Ada", "for now", now, until="2026-01-11")
     stored([make(night, ms=1.05) for night in (8, 9, 10)])
     assert slower("gate", "--update").exit_code == 0
     stored([make(11, ms=1.05)])
@@ -347,7 +349,7 @@ def test_a_wrong_result_fails_despite_its_alert(cli: Cli, stored: Stored, make: 
     assert fix in cli("gate").stdout and "groupbench incidents ack" not in cli("gate").stdout
     assert fix in cli("incidents", "ack", "1", "--reason", "known").stdout
     assert (cli("gate").exit_code, fix in cli("gate").stdout) == (1, True)
-    assert "cannot be expected; fix the backend" in cli("incidents", "expect", "1", "--reason", "r").stderr
+    assert "cannot be accepted; fix backend or tolerance" in cli("incidents", "expect", "1", "--reason", "r").stderr
     assert cli("incidents", "close", "1", "--as", "invalid", "--reason", "r").exit_code == 2
     stored([make(2)])
     assert "1 fixed (1)" in cli("gate", "--update").stderr
@@ -396,7 +398,7 @@ class TestKeeping:
         for place in (db, other):
             with open_store(place, create=False) as store, store.read() as session:
                 assert list(verify(session)) == []
-                (alert,) = alerts.find(session)
+                (alert,) = stored_members.find(session)
                 assert [event.state for event in alert.incident.events] == ["new", "acknowledged"]
                 assert alert.state == "acknowledged"
                 assert [len(each) for each in comparisons.of_series(session, [1]).values()] == [1]
@@ -417,7 +419,7 @@ class TestKeeping:
         assert "2 evidence" in result.stdout
         with open_store(db, create=False) as store, store.read() as session:
             assert list(verify(session)) == []
-            (alert,) = alerts.find(session)
+            (alert,) = stored_members.find(session)
             assert (alert.base_run.id, alert.run.id, alert.machine is None) == ("run-005", "run-006", False)
         assert judged("gate").exit_code == 0
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -10,10 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from groupbench.tracker.judge.incident_rows import IncidentRow, MemberRow
 from groupbench.tracker.judge.incidents import Change, fits, group
 from groupbench.tracker.judge.owners import owner_in
 from groupbench.tracker.judge.spans import Span
-from groupbench.tracker.query.rows import RunRow
+from groupbench.tracker.query.rows import RunRow, SeriesRow
+from groupbench.tracker.store.comparisons import NamedCommits
 
 SEEDS = 50
 BACKENDS = ("triton", "helion", "cutlass", "cuda", "cute", "gluon")
@@ -140,22 +143,59 @@ def run(number: int) -> RunRow:
 
 
 @pytest.mark.parametrize(
-    ("number", "files", "owner"),
+    ("files", "owner"),
     [
-        (1, {"kernels/a.py"}, "Ada"),
-        (3, {"kernels/a.py"}, "@kernels"),
-        (3, {"kernels/moe/a.py", "kernels/moe/b.py"}, "@moe"),
-        (3, {"kernels/a.py", "kernels/moe/a.py"}, "@plan"),
-        (None, {"setup.cfg"}, "@plan"),
-        (3, {"docs/x.md"}, "@plan"),
+        ({"kernels/a.py"}, "@kernels"),
+        ({"kernels/moe/a.py", "kernels/moe/b.py"}, "@moe"),
+        ({"kernels/a.py", "kernels/moe/a.py"}, "@plan"),
+        ({"setup.cfg"}, "@plan"),
+        ({"docs/x.md"}, "@plan"),
     ],
 )
-def test_the_owner_is_the_author_or_the_code_owner_or_the_plans(
-    tmp_path: Path, number: int | None, files: set[str], owner: str
-) -> None:
+def test_files_have_a_code_owner_or_the_plans(tmp_path: Path, files: set[str], owner: str) -> None:
     text = "# who\n/kernels/ @kernels @others\nkernels/moe/** @moe\ndocs/\n"
     (tmp_path / "CODEOWNERS").write_text(text)
-    assert owner_in(tmp_path, "@plan")([Span(run(1), run(2), "Ada", number)], files) == owner
-    if number == 1:
-        late = Span(run(2), run(3), "Bob", 1)
-        assert owner_in(tmp_path, "@plan")([late, *[Span(run(1), run(2), "Ada", 1)] * 2], files) == "Ada"
+    assert owner_in(tmp_path, "@plan")(files) == owner
+
+
+def span(base: int, head: int, *named: int) -> Span:
+    """Return the range of two nights, each with a commit and an author, and commits that a search named."""
+    facts = [{"hash": f"{name:040d}", "subject": "", "author": f"author {name}"} for name in named]
+    found = (NamedCommits(tuple(facts), "", "latency", 0.99),) if named else ()
+    return Span(run(base), run(head), f"author {head}", head - base, found)
+
+
+def member(history: Span, ab: Span | None = None, metric: str = "latency", cause: str = "code") -> MemberRow:
+    """Return a member that history places, and perhaps an A/B too."""
+    series = SeriesRow(1, "softmax", "triton", "fwd", "bf16", "M=1", "builtin", "cooled", "H200", 0, {}, None, None)
+    levels = (1.0, 1.1, 0.1, 0.09, 0.11, run(3).started, None)
+    facts = {"named": history.named, "number": history.number, "ab_span": ab}
+    return MemberRow(
+        1, series, metric, OF_PLAN, cause, history.base, history.head, None, *levels, history.head_author, None, **facts
+    )  # type: ignore[arg-type]
+
+
+OF_PLAN = IncidentRow(1, "1", "new", "@plan", run(3).started)
+
+
+@pytest.mark.parametrize(
+    ("members", "owner"),
+    {
+        "history alone may be late": ([member(span(1, 2))], "@plan"),
+        "an A/B of a commit and its parent": ([member(span(2, 3), span(1, 2))], "author 2"),
+        "an A/B of several commits": ([member(span(2, 3), span(1, 3))], "@plan"),
+        "the narrowest of two A/Bs": ([member(span(2, 3), span(1, 3)), member(span(1, 2), span(1, 2))], "author 2"),
+        "most by history": ([member(span(2, 3)), member(span(2, 3)), member(span(1, 2), span(1, 2))], "author 2"),
+        "A/Bs that contradict": ([member(span(1, 2), span(1, 2)), member(span(2, 3), span(2, 3))], "@plan"),
+        "an exact metric": ([member(span(1, 2), metric="registers")], "author 2"),
+        "a wrong result": ([member(span(1, 2), metric="result")], "author 2"),
+        "an exact metric in a range": ([member(span(1, 3), metric="registers")], "@plan"),
+        "another toolchain": ([member(span(1, 2), metric="registers", cause="toolchain")], "@plan"),
+        "a search": ([member(span(1, 4, 3))], "author 3"),
+        "a search that left two": ([member(span(1, 4, 2, 3))], "@plan"),
+    }.values(),
+)
+def test_the_author_is_the_owner_only_if_the_commit_is_certain(members: list[MemberRow], owner: str) -> None:
+    incident = replace(OF_PLAN, members=tuple(members))
+    assert (incident.owner, incident.is_certain) == (owner, owner != "@plan")
+    assert ("bisect" in incident.next) == (owner == "@plan" and not members[0].named and members[0].metric == "latency")

@@ -15,7 +15,7 @@ from cases import rarely
 from nights import Stored, measured
 
 from groupbench.tracker.facts.loaded import loaded_of
-from groupbench.tracker.judge import alerts, incident_moves
+from groupbench.tracker.judge import incident_moves, members
 from groupbench.tracker.judge.gate import judge_run
 from groupbench.tracker.judge.verdicts import Judged
 from groupbench.tracker.query.resolve import find_run
@@ -66,8 +66,8 @@ def play(
             if suspects:
                 gate = judge_run(session, run)
             incident_moves.update(session, gate)
-            stored_alerts = alerts.find(session, series={row.series.pk for row in gate.rows})
-            nights.append((list(gate.rows), {night(one.run) for one in stored_alerts if one.state in alerts.OPEN}))
+            stored_alerts = members.find(session, series={row.series.pk for row in gate.rows})
+            nights.append((list(gate.rows), {night(one.run) for one in stored_alerts if one.state in members.OPEN}))
     return nights
 
 

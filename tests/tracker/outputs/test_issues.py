@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import re
 import urllib.error
@@ -13,8 +14,7 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from groupbench.tracker.facts.errors import OutputError
-from groupbench.tracker.judge.alerts import AlertRow, IncidentRow
-from groupbench.tracker.judge.triage import IncidentView
+from groupbench.tracker.judge.incident_rows import IncidentRow, MemberRow
 from groupbench.tracker.outputs import comment, http, issues
 from groupbench.tracker.outputs import post as posting
 from groupbench.tracker.query.rows import RunRow, SeriesRow
@@ -69,16 +69,16 @@ class FakeForge:
         return http.HttpResponse(201, {}, dict(item))
 
 
-def view(key: int, state: str = "new", **facts: Any) -> IncidentView:
+def view(key: int, state: str = "new", **facts: Any) -> IncidentRow:
     incident = IncidentRow(key, f"incident {key}", state, "Ada", FIRST + timedelta(days=key), **facts)
     run = RunRow(1, "r1", "1" * 40, False, None, "Tiles", FIRST, "", None)
     series = SeriesRow(
         1, "grouped_gemm", "triton", "fwd", "bf16", "G=4,N=64,K=64", "imported", "cooled", "H200", 0, {}, None, None
     )
-    member = AlertRow(
+    member = MemberRow(
         1, series, "latency", incident, "code", None, run, None, 1.0, 1.1, 0.1, 0.09, 0.11, FIRST, None, "Ada", None
     )
-    return IncidentView(incident, (member,))
+    return replace(incident, members=(member,))
 
 
 def forge(kind: str) -> posting.Forge:
@@ -108,7 +108,7 @@ def test_a_hundred_nights_of_failures(fake: FakeForge) -> None:
             raise OutputError("the database is locked")
         stored[key] = link, state
 
-    def tonight(key: int) -> IncidentView:
+    def tonight(key: int) -> IncidentRow:
         link, posted = stored.get(key, (None, None))
         return view(key, states[key], link=link, posted=posted)
 
@@ -178,5 +178,7 @@ def test_a_dry_run_prints_the_issues_without_a_token(cli: Any, stored: Any, make
     text = cli("post", "--issues", "--dry-run").stdout
     assert text.startswith("issue of incident 1, open: latency +50.0% in grouped_gemm triton G=4,N=1024,K=1024\n")
     assert comment.mark_of(text.split("\n\n", 1)[1]) is not None and "| latency | +50.0% |" in text
+    (planned,) = json.loads(cli("post", "--issues", "--dry-run", "--format", "json").stdout)
+    assert (planned["incident"], planned["state"], planned["body"] in text) == (1, "open", True)
     cli("incidents", "close", "1", "--as", "invalid", "--reason", "a fan")
     assert cli("post", "--issues", "--dry-run").stdout == "", "it has no issue to close"

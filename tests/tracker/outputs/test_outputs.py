@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 
 from groupbench.tracker.facts.record import Environment, Kernel
 from groupbench.tracker.facts.verdicts import Verdict
-from groupbench.tracker.judge.alerts import AlertRow, IncidentRow, StateChange
 from groupbench.tracker.judge.headline import summary as first_line
+from groupbench.tracker.judge.incident_rows import IncidentRow, MemberRow, StateChange
 from groupbench.tracker.judge.verdicts import Effect, Gate, Judged, Span, exit_code
 from groupbench.tracker.outputs import FORMATS, comment, http, junit, sarif, source, summary, webhook
 from groupbench.tracker.outputs.escape import code, size, slack, words
@@ -64,10 +64,10 @@ def judged(pk: int, verdict: Any, text: str = "note", **facts: Any) -> Judged:
     return Judged(series, Verdict(verdict), None if verdict == "missing" else point, **fields | facts)
 
 
-def alert_row(pk: int, text: str) -> AlertRow:
+def alert_row(pk: int, text: str) -> MemberRow:
     events = (StateChange(NIGHT, text, "new", text),)
     incident = IncidentRow(pk, text, "acknowledged", text, NIGHT, events=events)
-    return AlertRow(
+    return MemberRow(
         pk, series_row(pk), "latency", incident, "code", None, run_row(text), None, 1.0, 1.05, 0.05, 0.04, 0.06,
         NIGHT, None, text, None,
     )  # fmt: skip

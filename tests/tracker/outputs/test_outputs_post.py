@@ -150,7 +150,8 @@ def test_a_first_one_is_created_and_a_second_edits_it(cli: Cli, forge: Forge, pa
     second = cli("post", page)
     assert (second.stdout, "edited" in second.stderr) == ("https://forge/2\n", True)
     assert [entry["body"] for entry in forge.comments] == ["someone's", page.read_text()]
-    assert "unchanged" in cli("post", page).stderr
+    posted = {"done": "unchanged", "url": "https://forge/2"}
+    assert json.loads(cli("post", page, "--format", "json").stdout) == posted
     assert [line.split()[0] for line in forge.requests].count("PATCH") == 1
     assert "POST /repos/o/r/issues/7/comments" in forge.requests
     assert "PATCH /repos/o/r/issues/comments/2" in forge.requests
@@ -325,7 +326,7 @@ def test_a_dry_run_asks_nobody(cli: Cli, forge: Forge, page: Path, monkeypatch: 
     assert result.stdout.startswith(page.read_text())
 
 
-@pytest.mark.parametrize(("text", "message"), [("", "is empty"), (None, "cannot be read")], ids=["empty", "absent"])
+@pytest.mark.parametrize(("text", "message"), [("", "is empty"), (None, "No such file")], ids=["empty", "absent"])
 def test_a_file_without_a_comment(cli: Cli, forge: Forge, tmp_path: Path, text: str | None, message: str) -> None:
     if text is not None:
         (tmp_path / "x.md").write_text(text)

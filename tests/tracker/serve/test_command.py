@@ -78,7 +78,7 @@ def test_it_runs_by_its_command_and_ends_when_asked_to(
         line = process.stderr.readline()
         address = re.search(r"http://127\.0\.0\.1:\d+", line)
         assert address is not None, line
-        assert "alerts can be changed" in line
+        assert "incidents can be changed" in line
         with urllib.request.urlopen(f"{address[0]}/overview.json", timeout=60) as response:
             assert b'"run-007"' in response.read()
         with socket.create_connection(("127.0.0.1", int(address[0].rpartition(":")[2])), 30) as raw:

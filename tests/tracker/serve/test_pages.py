@@ -13,7 +13,7 @@ import pytest
 from cases import Cli
 from sqlalchemy import select
 
-from groupbench.tracker.judge.alerts import OPEN, STATES
+from groupbench.tracker.judge.incident_rows import OPEN, STATES
 from groupbench.tracker.store import comparisons
 from groupbench.tracker.store.comparisons import NAMED, Compared, NamedCommits
 from groupbench.tracker.store.engine import open_store
