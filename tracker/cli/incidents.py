@@ -16,10 +16,8 @@ from groupbench.tracker.cli.output import (
     CELL,
     Column,
     Format,
-    output_format,
     output_formats,
     say,
-    write_json,
     write_rows,
 )
 from groupbench.tracker.facts.verdicts import INCIDENT_STATES
@@ -242,7 +240,6 @@ def _now() -> datetime:
 def week(
     context: click.Context,
     since: datetime = option("--since", type=When(), default="7d", metavar="DATE", help="Begin at this date or age."),
-    form: Format = output_format("md", "json"),
 ) -> None:
     """Summarise the incidents of a week: open ones, and those accepted or fixed since then."""
     from groupbench.tracker.judge import triage
@@ -253,8 +250,4 @@ def week(
         )
     incidents, notes = read(context)
     parts, new = triage.week(incidents, since), sum(one.opened >= since for one in incidents)
-    if form == "json":
-        whole = {name: [one.flat() for one in of_part] for name, of_part in parts.items()}
-        write_json({"since": since, "new": new, **whole, "notes": notes})
-    else:
-        click.echo(printable_lines(triage.markdown(parts, new, since, notes)).rstrip())
+    click.echo(printable_lines(triage.markdown(parts, new, since, notes)).rstrip())

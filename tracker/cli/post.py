@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import Any, TextIO
+from typing import TextIO
 
 import click
 
 from groupbench.tracker.cli.declared import argument, command, flag, option
-from groupbench.tracker.cli.output import Format, output_format, say, write_json
+from groupbench.tracker.cli.output import say
 from groupbench.tracker.facts.errors import OutputError
 from groupbench.tracker.outputs import comment
 from groupbench.tracker.outputs import post as posting
@@ -42,7 +42,6 @@ def post(
         help="Instead of a comment, keep one issue for each incident: open, update, assign, close or reopen it.",
     ),
     dry_run: bool = flag("--dry-run", help="Print the comment or the issues instead of posting them."),
-    form: Format = output_format("table", "json"),
 ) -> None:
     """Post FILE on a GitHub pull request or GitLab merge request, or update the comment posted earlier.
 
@@ -53,7 +52,7 @@ def post(
         raise click.UsageError("give a FILE, or --issues")
     if file is None:
         forge = None if dry_run else posting.forge(os.environ, kind=kind, repository=repository, number=0)
-        _issues(context, forge, form)
+        _issues(context, forge)
         return
     text = file.read()
     if not text.strip():
@@ -64,19 +63,15 @@ def post(
         text = f"{mark}\n{text}"
     text = comment.fitted(text)
     if dry_run:
-        _print({"text": text}, text, form)
+        click.echo(text)
         return
     forge = posting.forge(os.environ, kind=kind, repository=repository, number=number)
     done, url = posting.post(forge, mark, text)
-    _print({"done": done, "url": url}, url or f"{forge.repository} {forge.number}", form)
+    click.echo(url or f"{forge.repository} {forge.number}")
     say(f"{done} the comment")
 
 
-def _print(facts: Any, text: str, form: Format) -> None:
-    write_json(facts) if form == "json" else click.echo(text)
-
-
-def _issues(context: click.Context, forge: Forge | None, form: Format) -> None:
+def _issues(context: click.Context, forge: Forge | None) -> None:
     """Bring the issues of all incidents up to date; without a forge, print them."""
     from groupbench.tracker.cli.incidents import read
     from groupbench.tracker.outputs import issues
@@ -96,5 +91,5 @@ def _issues(context: click.Context, forge: Forge | None, form: Format) -> None:
                     incident.link, incident.posted = link, state
 
             rows = issues.post(forge, incidents, store)
-    if form == "json" or rows:
-        _print(rows, "\n".join(printable_lines(row.text) for row in rows), form)
+    for row in rows:
+        click.echo(printable_lines(row.text))

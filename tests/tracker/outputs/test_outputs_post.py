@@ -150,8 +150,7 @@ def test_a_first_one_is_created_and_a_second_edits_it(cli: Cli, forge: Forge, pa
     second = cli("post", page)
     assert (second.stdout, "edited" in second.stderr) == ("https://forge/2\n", True)
     assert [entry["body"] for entry in forge.comments] == ["someone's", page.read_text()]
-    posted = {"done": "unchanged", "url": "https://forge/2"}
-    assert json.loads(cli("post", page, "--format", "json").stdout) == posted
+    assert "unchanged" in cli("post", page).stderr
     assert [line.split()[0] for line in forge.requests].count("PATCH") == 1
     assert "POST /repos/o/r/issues/7/comments" in forge.requests
     assert "PATCH /repos/o/r/issues/comments/2" in forge.requests
