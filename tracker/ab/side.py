@@ -151,8 +151,7 @@ def measured_tree(folder: Path) -> MeasuredTree:
         folder: The checkout, or a folder within it.
     """
     tree = _top(folder) or folder.resolve()
-    listed = git.ask(tree, "worktree", "list", "--porcelain", "-z") or ""
-    others = [Path(field.removeprefix("worktree ")) for field in listed.split("\0") if field.startswith("worktree ")]
+    others = git.worktrees(tree)
     here = _top(Path.cwd())
     return MeasuredTree(
         str(tree),

@@ -16,7 +16,8 @@ from groupbench.tracker.cli.output import say
 from groupbench.tracker.facts.exits import ExitCode
 from groupbench.tracker.facts.metrics import relative
 from groupbench.tracker.text.unchecked import unchecked_lines
-from groupbench.tracker.text.wording import printable, signed_change, signed_ends
+from groupbench.tracker.text.wording import counted, printable, signed_change, signed_ends
+from groupbench.tracker.tools import signals
 from groupbench.tracker.tools.parameters import Duration
 
 if TYPE_CHECKING:
@@ -108,11 +109,20 @@ def confirm(context: click.Context, run_id: str | None, how: ConfirmOptions) -> 
         Interpreters(project.settings.toolchains, project.folder, others, install=how.install, say=say),
         project.plugins(how.plugins),
     )
-    with open_store(context.obj, create=False) as store:
+    compared: list[Compared] = []
+
+    def report(row: Judged, comparison: Compared) -> None:
+        compared.append(comparison)
+        _report(row, comparison)
+
+    with (
+        signals.keeping(lambda: f"{counted(len(compared), 'comparison')} stored; repeat the command for the others"),
+        open_store(context.obj, create=False) as store,
+    ):
         search = Searches(store, context.obj, measuring, say, time.monotonic() + how.budget)
         done = confirming.confirm(
             store, measuring, run=run_id, budget_s=how.budget, again=how.again, repeat=True,
-            report=_report, say=say, search=search,
+            report=report, say=say, search=search,
         )  # fmt: skip
         click.echo(printable(done.text))
     for searched in search.done:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,7 @@ from groupbench.tracker.cli.options import CELL_BUDGET, MIN_EFFECT_SAME, CellCho
 from groupbench.tracker.cli.output import Format, output_format, write_json
 from groupbench.tracker.text.unchecked import unchecked_lines
 from groupbench.tracker.text.wording import counted, milliseconds, printable
+from groupbench.tracker.tools import signals
 from groupbench.tracker.tools.parameters import Duration
 
 if TYPE_CHECKING:
@@ -78,22 +80,31 @@ def evaluate(
     from groupbench.tracker.ab.evaluate import exit_code
     from groupbench.tracker.facts.errors import TrackerError
 
+    evaluations: list[Evaluation] = []
     try:
-        evaluations = _evaluations(context, candidate, against, choice, how)
+        with signals.keeping(lambda: f"{counted(len(evaluations), 'evaluation')} finished, and nothing is stored"):
+            evaluations.extend(_evaluations(context, candidate, against, choice, how))
     except (TrackerError, click.UsageError) as error:
         if form == "json":
-            write_json([{"verdict": "refused", "problem": error.message}])
+            write_json([*evaluations, {"verdict": "refused", "problem": error.message}])
         raise
+    except KeyboardInterrupt:
+        _show(evaluations, form)
+        raise
+    _show(evaluations, form)
+    context.exit(exit_code(evaluations))
+
+
+def _show(evaluations: list[Evaluation], form: Format) -> None:
     if form == "json":
         write_json(evaluations)
-    else:
+    elif evaluations:
         click.echo("\n\n".join("\n".join(map(printable, lines_of(each))) for each in evaluations))
-    context.exit(exit_code(evaluations))
 
 
 def _evaluations(
     context: click.Context, candidate: str, against: str | None, choice: CellChoice, how: EvaluateOptions
-) -> list[Evaluation]:
+) -> Iterator[Evaluation]:
     from groupbench.tracker.ab.evaluate import Evaluator
 
     project = this_project(context)
@@ -106,7 +117,7 @@ def _evaluations(
         timeout_s=how.timeout,
         progress=progress_line(),
     ) as evaluator:
-        return evaluator.evaluate(
+        yield from evaluator.evaluate(
             candidate,
             operator=choice.operator,
             backends=choice.backends,
@@ -129,8 +140,10 @@ def lines_of(evaluation: Evaluation) -> list[str]:
         lines[-1] += f": {evaluation.speedup:.3f} x{_interval(evaluation)}, from {counted(evaluation.blocks, 'block')}"
         lines.append(f"  {milliseconds(evaluation.candidate_ms)} ms against {milliseconds(evaluation.against_ms)} ms")
     if evaluation.rms is not None:
-        against = f", {evaluation.against_rms:.2g} of {evaluation.against}" if evaluation.against_rms else ""
+        against = f"; {evaluation.against} has {evaluation.against_rms:.2g}" if evaluation.against_rms else ""
         lines.append(f"  rms error {evaluation.rms:.2g}{against}")
+    if evaluation.against_problem is not None:
+        lines.append(f"  {evaluation.against} itself is wrong or fails: {evaluation.against_problem}")
     lines += [f"  note: {evaluation.note}"] if evaluation.note else []
     named = {"candidate": "the candidate", "against": str(evaluation.against)}
     lines += [f"  {line}" for line in unchecked_lines({named[k]: why for k, why in evaluation.unchecked.items()})]

@@ -15,6 +15,7 @@ from groupbench.tracker.cli.options import BACKEND, DTYPE, OPERATOR, When, colle
 from groupbench.tracker.formats import FORMATS, Options
 from groupbench.tracker.text.cells import json_for
 from groupbench.tracker.text.wording import counted, printable, some
+from groupbench.tracker.tools import signals
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -53,15 +54,19 @@ class Mapping(click.ParamType[dict[str, str]]):
 
 
 def _known_commit(context: click.Context, parameter: click.Parameter, text: str | None) -> str | None:
-    """Return a commit's full hash, or one of another repository as it is. Raises BadParameter for any other name."""
+    """Return the full hash of any revision that git knows here, or a hash of another repository as it is.
+
+    Raises BadParameter for another name in a repository, and elsewhere for what cannot be one, such as a sentence.
+    """
     from groupbench.tracker.tools import git
 
-    word = _one_word(context, parameter, text)
-    if word is None or (full := git.rev_parse(word)) is not None:
-        return None if word is None else full
-    if not _HASH.fullmatch(word) and git.ask(".", "rev-parse", "--git-dir") is not None:
-        raise click.BadParameter(git.unknown_commit(word, ".", "give a hash, or a name that git knows here"))
-    return word
+    if text is None or (full := git.rev_parse(text)) is not None:
+        return None if text is None else full
+    if not re.fullmatch(r"[^\s~^:?*\[\\]+", text):
+        raise click.BadParameter(f"{text!r} is not a commit")
+    if not _HASH.fullmatch(text) and git.ask(".", "rev-parse", "--git-dir") is not None:
+        raise click.BadParameter(git.unknown_commit(text, ".", "give a hash, or a name that git knows here"))
+    return text
 
 
 def _print_formats(ctx: click.Context, _: click.Parameter, value: bool) -> None:
@@ -71,13 +76,6 @@ def _print_formats(ctx: click.Context, _: click.Parameter, value: bool) -> None:
         for name, title, contents in described():
             click.echo(f"{name}\n    {title}: {contents}")
         ctx.exit()
-
-
-def _one_word(context: click.Context, param: click.Parameter, value: str | None) -> str | None:
-    """Return the name of a commit. Raises BadParameter for one that git would refuse, such as a sentence."""
-    if value is not None and not re.fullmatch(r"[^\s~^:?*\[\\]+", value):
-        raise click.BadParameter(f"{value!r} is not a commit", context, param)
-    return value
 
 
 @click.command(name="import")
@@ -195,6 +193,7 @@ class _Import:
         gc.disable()  # results have no cycles, and collections take a twentieth of the time
         try:
             with (
+                signals.keeping(lambda: f"{counted(self.files, 'file')} stored; the same command continues"),
                 self.opened,
                 preparing(sources, self.format_name, self.facts, stored) as prepared,
                 Progress(len(sources), "files") as progress,
@@ -210,9 +209,6 @@ class _Import:
                 raise IngestError(message) from error
             kept = "the file before it is" if self.files == 1 else f"the {self.files:,} other files are"
             raise IngestError(f"{message}; {kept} stored") from error
-        except KeyboardInterrupt:
-            click.echo(f"interrupted: {counted(self.files, 'file')} stored; the same command continues", err=True)
-            raise
         finally:
             gc.enable()
 

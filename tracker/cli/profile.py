@@ -23,6 +23,7 @@ from groupbench.tracker.cli.output import Column, Format, output_formats, write_
 from groupbench.tracker.facts.metrics import LATENCY, METRICS, NCU, Metric
 from groupbench.tracker.facts.vocabulary import DTYPE_DEFAULT, SEED_HELP
 from groupbench.tracker.text.wording import counted, printable
+from groupbench.tracker.tools import signals
 from groupbench.tracker.tools.parameters import Duration, Number
 
 if TYPE_CHECKING:
@@ -103,9 +104,7 @@ def profile(context: click.Context, what: ProfileOptions, form: Format) -> None:
     130  interrupted
     """
     from groupbench.tracker.cli.explain import kernel_folder
-    from groupbench.tracker.cli.ingest import store
     from groupbench.tracker.facts.measured_tree import with_folders
-    from groupbench.tracker.facts.record import read
     from groupbench.tracker.night.measuring import measure
     from groupbench.tracker.text.scratch import Scratch
 
@@ -116,15 +115,27 @@ def profile(context: click.Context, what: ProfileOptions, form: Format) -> None:
     arguments = _arguments(what, project.placed_plugins(what.plugins))
     with Scratch("records") as folder:
         file = folder / "profile.jsonl"
-        code = measure([*arguments, "--records", str(file)], Path(), environment, stdout=STDERR)
-        if not file.exists():
-            context.exit(code)
-        with file.open("rb") as lines:
-            records = [record for _, record in read(lines)]
-        done = store(context.obj, str(file))
+        with signals.keeping(lambda: "each finished cell is stored"):
+            try:
+                code = measure([*arguments, "--records", str(file)], Path(), environment, stdout=STDERR)
+            finally:
+                if file.exists():
+                    _store(context.obj, file, form)
+    context.exit(code)
+
+
+def _store(database: str, file: Path, form: Format) -> None:
+    """Store the records in a file, unless every cell was skipped, and print a row for each."""
+    from groupbench.tracker.cli.ingest import store
+    from groupbench.tracker.facts.record import read
+
+    with file.open("rb") as lines:
+        records = [record for _, record in read(lines)]
+    if all(record.status == "skipped" for record in records):
+        return
+    done = store(database, str(file))
     click.echo(printable(f"stored: {counted(done.records, 'record')}: {done.summary}"), err=True)
     _write(records, [metric for metric in METRICS.values() if metric.cost == NCU], form)
-    context.exit(code)
 
 
 def _arguments(what: ProfileOptions, plugins: tuple[str, ...]) -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 
 import click
@@ -32,13 +31,15 @@ def selftest(context: click.Context, integrity: bool, device: str, only: str | N
     Exit codes: 0 every cheat was caught, 1 a cheat passed or an honest backend was accused, 2 usage error, 3 the times
     of some could not be checked on this machine.
     """
+    from groupbench.tracker.night.measuring import run_program
+
     if not integrity:
         raise click.UsageError("nothing to test: give --integrity", context)
     command = own_program(MODULE, "--device", device)
     command += ["--only", only] if only else []
     command += ["--json"] if form == "json" else []
     try:
-        code = subprocess.run(command).returncode
+        code = run_program(command)
     except OSError as error:
         raise TrackerError(f"cannot start {sys.executable}: {error.strerror}") from error
     if code not in (ExitCode.OK, ExitCode.FAILED, ExitCode.INCOMPLETE):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import click
@@ -68,7 +66,7 @@ def tune(
     Each saved file names the GPU and the Triton version, and lists the speed-up of each config over the default one.
     Exit code 75: another command uses this device.
     """
-    from groupbench.tracker.night.measuring import under_lease
+    from groupbench.tracker.night.measuring import become, under_lease
 
     options = {"--dtype": dtype, "--folder": folder, "--limit": limit, "--helion-budget": helion_budget}
     arguments = [*kernels, *(["--list"] if listed else [])]
@@ -76,5 +74,4 @@ def tune(
     arguments += [word for shape in shapes for word in ("--shape", shape)]
     arguments += [word for option, value in options.items() if value is not None for word in (option, str(value))]
     command = own_program(MODULE, *arguments)
-    done = subprocess.run(command if listed else under_lease("auto", command))
-    sys.exit(done.returncode)
+    become(command if listed else under_lease("auto", command))

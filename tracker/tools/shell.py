@@ -46,6 +46,7 @@ def run(
     atexit.register(gc.freeze)
     _complete(command, name or program, settings)
     _prepare_streams()
+    signals.begin(program)
     if arguments is None:
         signals.interrupt()
     command_line = list(sys.argv[1:] if arguments is None else arguments)
@@ -88,6 +89,7 @@ def _code(program: str, command: Callable[[], int], expected: type[Exception]) -
     except click.ClickException as error:
         return _report(program, error.format_message(), ExitCode.USAGE)
     except (KeyboardInterrupt, click.Abort):
+        signals.report()
         return ExitCode.INTERRUPTED
     except BrokenPipeError:
         return ExitCode.BROKEN_PIPE
