@@ -102,9 +102,9 @@ def main() -> NoReturn:
     if not 0 <= options.wait <= lease.LONGEST_WAIT_S:
         parser.error("--wait must be between 0 and 10000 minutes")
     lease.WAITING.urgent = options.urgent
-    signals.interrupt()  # so that a waiting command that is ended leaves no ticket; `exec` ends it
     try:
         with signals.keeping(lambda: "nothing was measured yet"):
+            signals.interrupt()  # so that a waiting command that is ended leaves no ticket; `exec` ends it
             run(options.device, options.wait, command)
     except KeyboardInterrupt:
         sys.exit(ExitCode.INTERRUPTED)

@@ -47,10 +47,14 @@ def run(
     _complete(command, name or program, settings)
     _prepare_streams()
     signals.begin(program)
-    if arguments is None:
-        signals.interrupt()
     command_line = list(sys.argv[1:] if arguments is None else arguments)
-    code = _code(program, lambda: _invoke(command, name or program, command_line, settings), expected)
+
+    def invoke() -> int:
+        if arguments is None:
+            signals.interrupt()
+        return _invoke(command, name or program, command_line, settings)
+
+    code = _code(program, invoke, expected)
     if arguments is None:
         signals.end_at_once()
     for stream in (sys.stdout, sys.stderr):
