@@ -121,7 +121,7 @@ class Evaluator(Closing):
         dtypes: Sequence[str] = (),
         mode: str = "fwd",
     ) -> Iterator[Evaluation]:
-        """Yield an evaluation of every selected backend of the candidate on every selected problem.
+        """Yield an evaluation for every selected backend in the candidate on every selected problem.
 
         Without `shapes` and `suites`, the problem is the first of the operator's default suite.
 

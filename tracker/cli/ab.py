@@ -187,7 +187,7 @@ def _cells(bench: Bench, choice: CellChoice, how: AbOptions) -> list[AbCell]:
 
 
 def so_far(cells: Sequence[AbCell], results: Sequence[AbResult], records: Path | None) -> str:
-    """Return how many cells are compared, and where the comparisons are kept."""
+    """Return how many cells are compared, and where they are kept."""
     if not cells:
         return "nothing was compared"
     where = f", kept in {records}" if results and records is not None else ""

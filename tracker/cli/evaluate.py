@@ -70,7 +70,7 @@ def evaluate(
     0   correct, and faster or the same
     1   wrong, suspicious or slower
     2   usage error
-    3   not resolved within the budget
+    3   not resolved, or the baseline fails
     5   the candidate failed: it does not load, raises, crashes or does not answer
     75  another command uses this device
 

@@ -54,9 +54,9 @@ class Mapping(click.ParamType[dict[str, str]]):
 
 
 def _known_commit(context: click.Context, parameter: click.Parameter, text: str | None) -> str | None:
-    """Return the full hash of any revision that git knows here, or a hash of another repository as it is.
+    """Return the full hash for any revision known to git here, or another repository's hash as it is.
 
-    Raises BadParameter for another name in a repository, and elsewhere for what cannot be one, such as a sentence.
+    Raises BadParameter for an unknown name in a repository, and elsewhere for a sentence.
     """
     from groupbench.tracker.tools import git
 

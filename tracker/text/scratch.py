@@ -45,7 +45,7 @@ for _ in range(50):
 """
 """Waits until no process holds a folder, runs a command under another lock, and removes the folder.
 
-A process that was left behind may still write to the folder for a moment.
+A process left behind may still write there for a moment.
 """
 
 
@@ -70,7 +70,7 @@ class Scratch:
             self.keep()
 
     def keep(self, lock: str = "", command: Sequence[str] = (), environment: Mapping[str, str] | None = None) -> None:
-        """Start a keeper, in place of an earlier one, that first runs a command while it holds a folder's lock."""
+        """Start a keeper, instead of an earlier one. It first runs a command under a folder's lock."""
         self._end_keeper()
         with contextlib.suppress(OSError):
             self._keeper = subprocess.Popen(

@@ -274,7 +274,7 @@ def head(folder: str | os.PathLike[str] = ".") -> str | None:
 
 
 def worktrees(folder: str | os.PathLike[str]) -> list[Path]:
-    """Return the folders of a repository's worktrees, the main one first; none outside a repository."""
+    """Return the folders of all worktrees, the main one first; none outside a repository."""
     fields = (ask(folder, "worktree", "list", "--porcelain", "-z") or "").split("\0")
     return [Path(field.removeprefix("worktree ")) for field in fields if field.startswith("worktree ")]
 

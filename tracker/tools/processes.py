@@ -1,4 +1,4 @@
-"""Facts about processes from /proc. A process may end at any moment, also while its files are read."""
+"""Facts about processes from /proc. A process may end at any moment, also while they are read."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def stat_of(pid: int) -> list[str]:
-    """Return the fields of /proc/PID/stat (proc(5)) after the name, which may contain spaces and brackets.
+    """Return the fields in /proc/PID/stat (proc(5)) after the name, which may contain spaces and brackets.
 
     Raises OSError if the process has ended, or another user's is not shown.
     """
@@ -17,5 +17,5 @@ def stat_of(pid: int) -> list[str]:
 
 
 def parent_of(pid: int) -> int:
-    """Return the parent of a process. Raises OSError if the process has ended."""
+    """Return a process's parent. Raises OSError if the process has ended."""
     return int(stat_of(pid)[1])

@@ -29,7 +29,7 @@ class _Report:
         self.kept: list[Callable[[], str]] = []
 
     def text(self) -> str:
-        """Return the line. The outermost command knows best what its user can do next."""
+        """Return the line. The outermost command knows its user's next step."""
         self.printed = True
         kept = f"; {self.kept[0]()}" if self.kept else ""
         return f"{self.program}: interrupted{printable(kept)}"
@@ -56,14 +56,14 @@ def report_and_end(program: str) -> None:
 
 
 def become(command: list[str], environment: Mapping[str, str]) -> NoReturn:
-    """Replace this process by a program. One of this package takes signals that arrive before it handles them."""
+    """Replace this process by a program. This package's own ones take even the signals of their first moments."""
     if command[1:3] == own_program("")[1:3]:
         signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)  # inherited; `_handle_all` lets them through
     os.execvpe(command[0], command, environment)
 
 
 def begin(program: str) -> None:
-    """Set the prefix of the line that reports an interrupt."""
+    """Set the prefix for the report of an interrupt."""
     global _REPORT
     _REPORT = _Report(program)
 
@@ -82,7 +82,7 @@ def interrupt() -> None:
 
 @contextlib.contextmanager
 def keeping(text: Callable[[], str]) -> Iterator[None]:
-    """Report an interrupt of this context with `text()`, which says what was kept and what to do next."""
+    """Report an interrupt with `text()`, which names the kept results and the next step."""
     kept = _REPORT.kept
     kept.append(text)
     try:
