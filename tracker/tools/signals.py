@@ -84,6 +84,8 @@ def interrupt() -> None:
 def keeping(text: Callable[[], str]) -> Iterator[None]:
     """Report an interrupt with `text()`, which names the kept results and the next step."""
     kept = _REPORT.kept
+    if not kept:
+        _REPORT.printed = False  # of an earlier command in this process
     kept.append(text)
     try:
         yield
