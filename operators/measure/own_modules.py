@@ -135,7 +135,7 @@ class OwnModules(MetaPathFinder):
         return replacement
 
     def _owned(self, name: str, spec: ModuleSpec, folders: Sequence[str], file: str | None = None) -> ModuleSpec:
-        """Return the module in the checkout's folders, or in a file: its folder may have another name."""
+        """Return the module in the checkout's folders, or in a file, whose folder may have another name."""
         replacement = PathFinder.find_spec(name, folders)
         if (replacement is None or replacement.origin is None) and file is not None and Path(file).is_file():
             inner = None if spec.submodule_search_locations is None else [str(Path(file).parent)]
