@@ -128,7 +128,7 @@ def _backfill(context: click.Context, commits: str, options: BackfillOptions) ->
             again = "; repeat the command to continue" if run.settled < len(selected) else ""
             return f"{run.text(len(selected))}{again}"
 
-        with signals.keeping(kept):
+        with signals.keeping(kept, at_once=False):
             run(by_halving(selected) if options.bisect else selected, options.again)
     click.echo(f"BACKFILL {run.text(len(selected))}")
     if run.outcomes["failed before"]:

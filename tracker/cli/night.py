@@ -146,7 +146,7 @@ def _night(context: click.Context, options: NightOptions, rest: tuple[str, ...])
             return "a run of uncommitted changes cannot continue: a repeated command begins a new run"
         return "repeat the command to continue this run"
 
-    with signals.keeping(kept):
+    with signals.keeping(kept, at_once=False):
         return run(confirm)
 
 

@@ -26,12 +26,12 @@ class _Report:
 
     def __init__(self, program: str) -> None:
         self.program, self.printed = program, False
-        self.kept: list[Callable[[], str]] = []
+        self.kept: list[tuple[Callable[[], str], bool]] = []
 
     def text(self) -> str:
         """Return the line. The outermost command knows its user's next step."""
         self.printed = True
-        kept = f"; {self.kept[0]()}" if self.kept else ""
+        kept = f"; {self.kept[0][0]()}" if self.kept else ""
         return f"{self.program}: interrupted{printable(kept)}"
 
 
@@ -81,12 +81,16 @@ def interrupt() -> None:
 
 
 @contextlib.contextmanager
-def keeping(text: Callable[[], str]) -> Iterator[None]:
-    """Report an interrupt with `text()`, which names the kept results and the next step."""
+def keeping(text: Callable[[], str], *, at_once: bool = True) -> Iterator[None]:
+    """Report an interrupt with `text()`, which names the kept results and the next step.
+
+    Args:
+        at_once: Report when the signal arrives. Otherwise at the end: another program still adds results.
+    """
     kept = _REPORT.kept
     if not kept:
         _REPORT.printed = False  # of an earlier command in this process
-    kept.append(text)
+    kept.append((text, at_once))
     try:
         yield
     except KeyboardInterrupt:
@@ -105,7 +109,7 @@ def report() -> None:
 
 def _report_at_once() -> None:
     """Report from a signal handler: not by sys.stderr, which may be writing."""
-    if not _REPORT.printed:
+    if not _REPORT.printed and all(at_once for _, at_once in _REPORT.kept[:1]):
         line = "\n" * os.isatty(2) + _REPORT.text() + "\n"
         with contextlib.suppress(OSError):
             os.write(2, line.encode("ascii", "replace"))
