@@ -66,7 +66,7 @@ def run(device: str, wait_s: float, command: list[str]) -> NoReturn:
     path = take(device_name(device), command, wait_s)
     try:
         handles = {HANDLE: str(_HELD[-1])} if _HELD else {}
-        os.execvpe(command[0], command, {**environment, HELD: str(path), **handles})
+        signals.become(command, {**environment, HELD: str(path), **handles})
     except OSError as error:
         raise UsageError(f"cannot start {command[0]}: {error.strerror}") from error
 
@@ -102,9 +102,10 @@ def main() -> NoReturn:
     if not 0 <= options.wait <= lease.LONGEST_WAIT_S:
         parser.error("--wait must be between 0 and 10000 minutes")
     lease.WAITING.urgent = options.urgent
-    signals.interrupt()  # so that a waiting command that is ended leaves no ticket; `exec` ends it
     try:
-        run(options.device, options.wait, command)
+        with signals.keeping(lambda: "nothing was measured yet"):
+            signals.interrupt()  # so that a waiting command that is ended leaves no ticket; `exec` ends it
+            run(options.device, options.wait, command)
     except KeyboardInterrupt:
         sys.exit(ExitCode.INTERRUPTED)
     except GroupbenchError as error:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import math
 import os
-import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import click
@@ -23,7 +21,7 @@ from groupbench.tracker import project
 from groupbench.tracker.facts.measured_tree import with_folders
 from groupbench.tracker.facts.metrics import NCU
 from groupbench.tracker.text.wording import no_such
-from groupbench.tracker.tools import shell
+from groupbench.tracker.tools import shell, signals
 
 # Options that the plan file sets, or that would change its shapes.
 SET_BY_PLAN = (
@@ -71,7 +69,10 @@ def command(**options: Any) -> None:
         from groupbench.tracker.tools import logs
 
         logs.configure(options["verbose"])
-    with _advising(options["plan"]):
+    with (
+        _advising(options["plan"]),
+        signals.keeping(lambda: _SESSIONS[-1].kept if _SESSIONS else "nothing was measured yet"),
+    ):
         code = _run(options)
     click.get_current_context().exit(code)
 
@@ -369,22 +370,6 @@ _SESSIONS: list[Any] = []
 """The session of this process, once there is one."""
 
 
-def _interrupt_reporting(owner: int) -> Callable[[int, FrameType | None], None]:
-    """Return a handler to first print how many cells were kept, since ending the processes takes a while."""
-
-    def handle(number: int, frame: FrameType | None) -> None:
-        if os.getpid() == owner:  # and not a child that inherited the handler
-            kept = _SESSIONS[-1].kept if _SESSIONS else "nothing was measured yet"
-            os.write(2, f"\ntritonbench: interrupted: {kept}\n".encode("ascii", "replace"))
-        raise KeyboardInterrupt
-
-    return handle
-
-
 def main() -> None:
     """Run the command; report every expected failure in one line and an exit code."""
-    reporting = _interrupt_reporting(os.getpid())
-    signal.signal(signal.SIGTERM, reporting)  # `groupbench night` passes Ctrl-C on as this, and has SIGINT ignored
-    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
-        signal.signal(signal.SIGINT, reporting)
     shell.run("tritonbench", command, GroupbenchError)

@@ -8,7 +8,7 @@ def main() -> None:
     leave_repository()
     from groupbench.tracker.tools import signals
 
-    signals.end_at_once()  # while modules are imported
+    signals.report_and_end("groupbench")  # while modules are imported
     from groupbench.tracker.cli import main as command
 
     command()

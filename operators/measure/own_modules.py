@@ -19,6 +19,7 @@ from collections.abc import Iterator, Sequence
 from functools import cached_property
 from importlib.abc import MetaPathFinder
 from importlib.machinery import EXTENSION_SUFFIXES, ModuleSpec, PathFinder
+from importlib.util import spec_from_file_location
 from pathlib import Path
 from types import ModuleType
 
@@ -73,14 +74,16 @@ class OwnModules(MetaPathFinder):
         if fullname.partition(".")[0] == "groupbench":  # the driver decides which parts are whose
             return None
         spec = _others(self, fullname, path, target)
+        if spec is None and path is not None:
+            self._check_built(fullname, path)
+            return None
         if spec is None:
             places = [replacement for entry in sys.path if (replacement := self.counterpart(entry)) is not None]
-            return PathFinder.find_spec(fullname, places) if path is None and places else None
+            return PathFinder.find_spec(fullname, places) if places else None
         if spec.origin is None or not spec.has_location:
             return self._namespace(fullname, spec)
-        folder = _search_folder(spec)
-        if (replacement := self.counterpart(folder)) is not None:
-            return self._owned(fullname, spec, [replacement])
+        if (file := self.counterpart(spec.origin)) is not None:
+            return self._owned(fullname, spec, [_search_folder(spec, file)], file)
         if not _within(os.path.realpath(spec.origin), self._tree) and self._builds(fullname):
             return self._owned(fullname, spec, self._folders(fullname, path))
         return spec
@@ -127,8 +130,12 @@ class OwnModules(MetaPathFinder):
         replacement.submodule_search_locations = after
         return replacement
 
-    def _owned(self, name: str, spec: ModuleSpec, folders: Sequence[str]) -> ModuleSpec:
+    def _owned(self, name: str, spec: ModuleSpec, folders: Sequence[str], file: str | None = None) -> ModuleSpec:
+        """Return the module in the checkout's folders, or in a file, whose folder may have another name."""
         replacement = PathFinder.find_spec(name, folders)
+        if (replacement is None or replacement.origin is None) and file is not None and Path(file).is_file():
+            inner = None if spec.submodule_search_locations is None else [str(Path(file).parent)]
+            replacement = spec_from_file_location(name, file, submodule_search_locations=inner)
         if (
             replacement is not None
             and replacement.origin is not None
@@ -138,16 +145,27 @@ class OwnModules(MetaPathFinder):
             return replacement
         place = str(spec.origin)
         if place.endswith(tuple(EXTENSION_SUFFIXES)):
-            raise ForeignCodeError(
-                f"{name} was built elsewhere ({place}), and {self._name} has not been built; "
-                "set `setup` of groupbench.toml to the command that builds a checkout in place"
-            )
+            raise self._unbuilt(name, place)
         if self.counterpart(place) is None and not folders:
             raise ForeignCodeError(
                 f"{name} is an installed copy ({place}), and {self._name} has its own in an unknown folder; "
                 "name this folder in `pythonpath` of groupbench.toml"
             )
         raise self._missing(name, place)
+
+    def _check_built(self, name: str, path: Sequence[str]) -> None:
+        """Raise ForeignCodeError for an extension without which the package may use slower code."""
+        for folder in (real for real in map(os.path.realpath, path) if _within(real, self._tree)):
+            for other in self._others:
+                place = str(Path(other, os.path.relpath(folder, self._tree), name.rpartition(".")[2]))
+                if built := next(filter(os.path.exists, (place + suffix for suffix in EXTENSION_SUFFIXES)), None):
+                    raise self._unbuilt(name, built)
+
+    def _unbuilt(self, name: str, place: str) -> ForeignCodeError:
+        return ForeignCodeError(
+            f"{name} was built elsewhere ({place}), and {self._name} has not been built; "
+            "set `setup` of groupbench.toml to the command that builds a checkout in place"
+        )
 
     def _missing(self, name: str, place: str) -> ModuleNotFoundError:
         return ModuleNotFoundError(f"{self._name} has no module {name}; {place} is not used in its place", name=name)
@@ -206,9 +224,9 @@ def _others(
     return None
 
 
-def _search_folder(spec: ModuleSpec) -> str:
-    """Return the folder in which `PathFinder` finds a module with this spec."""
-    folder = Path(str(spec.origin)).parent
+def _search_folder(spec: ModuleSpec, file: str) -> str:
+    """Return the folder in which `PathFinder` finds this module's file."""
+    folder = Path(file).parent
     return str(folder.parent if spec.submodule_search_locations is not None else folder)
 
 

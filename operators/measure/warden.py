@@ -24,6 +24,7 @@ from typing import NoReturn
 
 from groupbench.operators.measure import host_memory
 from groupbench.tracker.facts.exits import ExitCode
+from groupbench.tracker.tools.processes import parent_of, stat_of
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
@@ -166,7 +167,7 @@ def signal_below(ancestor: int, processes: Iterable[int], number: int) -> None:
 def _is_below(process: int, ancestor: int) -> bool:
     """Return whether a process is below `ancestor`. Raises OSError if it has ended."""
     while process not in (0, ancestor):
-        process = int(_stat(process)[1])
+        process = parent_of(process)
     return process == ancestor
 
 
@@ -271,14 +272,14 @@ def thread_s(process: int) -> tuple[float, float]:
 def last_processor(process: int) -> int | None:
     """Return the number of the processor on which the first thread of a process ran last; None if it has ended."""
     with contextlib.suppress(OSError):
-        return int(_stat(process)[36])
+        return int(stat_of(process)[36])
     return None
 
 
 def _processor_s(process: int) -> float:
     """Return the processor time in s of a process and of its children that have ended; 0 if it has ended."""
     with contextlib.suppress(OSError):
-        ended = _stat(process)[13:15]
+        ended = stat_of(process)[13:15]
         # The clock of all threads of another process, as clock_getcpuclockid returns it: `stat` has ticks of 10 ms.
         return time.clock_gettime((~process << 3) | CPUCLOCK_SCHED) + sum(map(int, ended)) / os.sysconf("SC_CLK_TCK")
     return 0.0
@@ -290,18 +291,8 @@ def _children() -> dict[int, list[int]]:
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             process = int(folder.name)
-            by_parent.setdefault(int(_stat(process)[1]), []).append(process)
+            by_parent.setdefault(parent_of(process), []).append(process)
     return by_parent
-
-
-def _stat(process: int) -> list[str]:
-    """Return the fields of `stat` (proc(5)) after the name of a process, which may contain spaces and brackets.
-
-    Raises OSError if the process has ended.
-    """
-    if not (fields := Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()):
-        raise ProcessLookupError(process)  # it ended while it was read
-    return fields
 
 
 def wait_for_group(leader: int, timeout_s: float) -> bool:

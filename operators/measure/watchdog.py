@@ -1,7 +1,8 @@
 """A process that looks after this one and its fork server: it needs neither of them to be alive.
 
 - It ends the fork servers when this process ends, even if they are stopped.
-- It lets a stopped fork server continue, and this process if no person can have stopped it at a terminal.
+- It lets a stopped fork server continue, and this process if no person can have stopped it at a terminal. The signal
+  changes nothing for a process that is not stopped.
 - It keeps the time limit of a long request: the process that does not answer is killed a moment after this process
   should have done so.
 """
@@ -20,27 +21,14 @@ GRACE_S = 20.0
 
 _PROGRAM = """
 import os, select, signal, socket, sys, time
-parent = int(sys.argv[1])
+parent, has_terminal = map(int, sys.argv[1:])
 servers, limits, client = {}, {}, socket.socket(fileno=0)
-def stat(pid):
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            return file.read().rpartition(b")")[2].split()
-    except OSError:
-        return [b"", b"", b"", b"", b""]
 def send(handle, *numbers):
     try:
         for number in numbers:
             signal.pidfd_send_signal(handle, number)
     except OSError:
         pass
-def let_go_on():
-    for pid, handle in servers.items():
-        if stat(pid)[0] == b"T":
-            send(handle, signal.SIGCONT)
-    state = stat(parent)
-    if state[0] == b"T" and state[4] == b"0":
-        send(own, signal.SIGCONT)
 def obey(word, number, seconds, handle=-1):
     if word == "server":
         servers[number] = handle
@@ -56,7 +44,8 @@ while True:
             break
         word, number, seconds = line.decode().split()
         obey(word, int(number), float(seconds), *handles)
-    let_go_on()
+    for handle in [*servers.values(), *([] if has_terminal else [own])]:
+        send(handle, signal.SIGCONT)
     for handle, until in limits.values():
         if time.monotonic() >= until:
             send(handle, signal.SIGTERM, signal.SIGCONT)
@@ -65,8 +54,6 @@ for handle in servers.values():
 """
 """Reads messages `server PID 0`, `limit NUMBER SECONDS` and `unlimit NUMBER 0`. The first two come with the pidfd of a
 process, so no signal goes to another one with the same PID. The end of its input is the parent's end.
-
-A stopped parent continues only if it has no terminal (the field tty_nr of its state).
 """
 
 
@@ -78,7 +65,7 @@ class Watchdog:
         self._socket, far_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with far_end:
             self._process = subprocess.Popen(
-                [sys.executable, "-I", "-S", "-c", _PROGRAM, str(os.getpid())],
+                [sys.executable, "-I", "-S", "-c", _PROGRAM, str(os.getpid()), str(int(_has_terminal()))],
                 stdin=far_end.fileno(),
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
@@ -103,3 +90,12 @@ class Watchdog:
     def _tell(self, line: str, *handles: int) -> None:
         with self._lock, contextlib.suppress(OSError):
             socket.send_fds(self._socket, [line.encode()], handles)
+
+
+def _has_terminal() -> bool:
+    """Return whether a person can stop this process at a terminal."""
+    try:
+        os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY))
+    except OSError:
+        return False
+    return True

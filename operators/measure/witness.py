@@ -453,7 +453,7 @@ def _timed_sums() -> list[float]:
     total = torch.add(terms, terms)
     times: list[float] = []
     until = time.perf_counter() + 1e-3 * LIMITS.window_ms / LIMITS.bursts
-    while (begun := time.perf_counter()) < until:
+    while (begun := time.perf_counter()) < until or not times:  # a stall may have taken all of the time
         torch.add(terms, terms, out=total)
         times.append(1e3 * (time.perf_counter() - begun))
     return times

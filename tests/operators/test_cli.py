@@ -470,7 +470,7 @@ cli._run = run
 cli.main()
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    reported = "tritonbench: interrupted: nothing was measured yet" if name != "SIGHUP" else ""
+    reported = "tritonbench: interrupted; nothing was measured yet" if heeded else ""
     assert (done.returncode, done.stderr.strip()) == (130 if heeded else 0, reported)
 
 

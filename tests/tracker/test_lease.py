@@ -12,13 +12,13 @@ import time
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
 from groupbench.tracker.cli import main
+from groupbench.tracker.night import measuring
 from groupbench.tracker.tools import lease
 from groupbench.tracker.tools.device_lock import HANDLE, HELD, lock_file
 
@@ -224,7 +224,7 @@ def test_every_command_that_measures_takes_the_lease(command: str) -> None:
 
 def test_the_time_to_wait_is_the_options_the_environments_or_the_files(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(subprocess, "run", lambda command: SimpleNamespace(returncode=0))
+    monkeypatch.setattr(measuring, "become", lambda command: None)
 
     def wait(*options: str) -> float:
         assert CliRunner().invoke(main, ["tune", *options]).exit_code == 0

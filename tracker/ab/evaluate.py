@@ -38,6 +38,7 @@ class Evaluation:
         verdict: A correct candidate: faster, slower, same, unknown, or right if a CPU interpreted it without timing;
             otherwise wrong, failed, or suspicious: it deceives the measurement, or a bug looks like it.
         first_wrong: Coordinates of the first wrong element.
+        against_problem: Why the result of `against` is wrong, or why it failed.
         speedup: Time of `against` over the candidate's, with the interval low..high.
         kernels: Static facts of compiled Triton kernels: registers, spills, shared memory, config.
         seconds: Wall time, of which before_measuring_s prepared the processes.
@@ -60,6 +61,7 @@ class Evaluation:
     first_wrong: tuple[int, ...] | None = None
     rms: float | None = None
     against_rms: float | None = None
+    against_problem: str | None = None
     speedup: float | None = None
     low: float | None = None
     high: float | None = None
@@ -118,8 +120,8 @@ class Evaluator(Closing):
         suites: Sequence[str] = (),
         dtypes: Sequence[str] = (),
         mode: str = "fwd",
-    ) -> list[Evaluation]:
-        """Evaluate every selected backend of the candidate on every selected problem.
+    ) -> Iterator[Evaluation]:
+        """Yield an evaluation for every selected backend in the candidate on every selected problem.
 
         Without `shapes` and `suites`, the problem is the first of the operator's default suite.
 
@@ -134,8 +136,8 @@ class Evaluator(Closing):
         except AnswerError as error:
             problem = self._why_not_loaded(candidate, error)
             first = (*dtypes, None)[0], mode, self._bench.device or "cpu"
-            return [Evaluation(operator, None, against, (*shapes, None)[0], *first, "failed", None, None, problem)]
-        evaluations = []
+            yield Evaluation(operator, None, against, (*shapes, None)[0], *first, "failed", None, None, problem)
+            return
         for offer in _chosen(candidate, offered, operator, backends):
             # If the candidate defines the operator, its reference has to be trusted.
             trusted = (*self.plugins, candidate) if offer.own else self.plugins
@@ -152,8 +154,8 @@ class Evaluator(Closing):
                 plugins=list(trusted),
             )
             selected = problems if shapes or suites else problems[:1]
-            evaluations += [self._one(candidate, offer, each, trusted) for each in selected]
-        return evaluations
+            for each in selected:
+                yield self._one(candidate, offer, each, trusted)
 
     def _why_not_loaded(self, candidate: str, error: AnswerError) -> str:
         """Return why a candidate does not load. Raises AnswerError for a call's error."""
@@ -223,6 +225,7 @@ def of(result: AbResult, device: str, candidate: str, defines_operator: bool = F
         first_wrong=accuracy.first_bad or None,
         rms=accuracy.rms,
         against_rms=result.base_accuracy.rms if result.base_accuracy else None,
+        against_problem=_against_problem(result),
         prepare_ms=None if facts is None else facts.prepare_ms,
         blocks=result.blocks,
         seconds=round(result.seconds, 2),
@@ -251,13 +254,30 @@ def _judged(result: AbResult) -> _Judged:
     problem, honest = (None, None) if facts is None else (facts.problem, not facts.suspicious)
     if failed and result.failed_status == "wrong" and result.failed_side == "head":
         problem, honest = result.message, False
-    right = None if facts is None or (failed and problem is None) else problem is None
+    by_base = failed and result.failed_side == "base"
+    right = None if facts is None or (failed and not by_base and problem is None) else problem is None
     if problem is not None:
         return _Judged("wrong" if honest else "suspicious", problem, right, honest)
+    if by_base:
+        return _Judged("unknown", None, right, honest)
     if failed:
-        reason = (result.message or "").removeprefix(f"head ({result.head.title}): ")
-        return _Judged("failed", reason, right, honest)
+        return _Judged("failed", _reason(result), right, honest)
     return _Judged("right" if result.timing == "interpreted" else decided(result), None, right, honest)
+
+
+def _against_problem(result: AbResult) -> str | None:
+    if result.verdict == "failed" and result.failed_side == "base":
+        return _reason(result)
+    return result.base_accuracy.problem if result.base_accuracy else None
+
+
+def _reason(result: AbResult) -> str:
+    """Return why the comparison failed, without the side's name."""
+    for side, facts in (("base", result.base), ("head", result.head)):
+        prefix = f"{side} ({facts.title}): "
+        if result.message and result.message.startswith(prefix):
+            return result.message.removeprefix(prefix)
+    return result.message or ""
 
 
 def _speed(result: AbResult, verdict: EvaluationVerdict) -> dict[str, float | None]:
@@ -274,7 +294,7 @@ def _speed(result: AbResult, verdict: EvaluationVerdict) -> dict[str, float | No
 
 
 def _notes(result: AbResult, verdict: EvaluationVerdict, against: str, defines_operator: bool) -> Iterator[str]:
-    if verdict in ("unknown", "right"):
+    if verdict in ("unknown", "right") and result.verdict != "failed":
         yield from filter(None, [result.message])
     yield from filter(None, [result.routing(against, "the candidate")])
     if result.verdict == "unknown" and verdict in ("faster", "slower", "same"):

@@ -151,8 +151,7 @@ def measured_tree(folder: Path) -> MeasuredTree:
         folder: The checkout, or a folder within it.
     """
     tree = _top(folder) or folder.resolve()
-    listed = git.ask(tree, "worktree", "list", "--porcelain", "-z") or ""
-    others = [Path(field.removeprefix("worktree ")) for field in listed.split("\0") if field.startswith("worktree ")]
+    others = git.worktrees(tree)
     here = _top(Path.cwd())
     return MeasuredTree(
         str(tree),
@@ -198,6 +197,7 @@ class SideProcess:
         self._scratch = Scratch("side")
         self._buffer = b""
         self._request = ""
+        self._is_busy = False  # with a request
         self._last_line = ""
         self._wait_s = START_TIMEOUT_S
         try:
@@ -238,7 +238,7 @@ class SideProcess:
 
     def send(self, verb: str, wait_s: float = 300.0, **arguments: Any) -> None:
         """Send a request without waiting; `receive` returns the answer, or fails after `wait_s`."""
-        self._request, self._wait_s = verb, wait_s + MARGIN_S
+        self._request, self._wait_s, self._is_busy = verb, wait_s + MARGIN_S, True
         logger.debug("%s (%s): %s, waiting up to %g s", self.who, self.side.title, verb, self._wait_s)
         assert self._process.stdin is not None
         with contextlib.suppress(OSError):  # a dead process is noticed by receive
@@ -254,6 +254,7 @@ class SideProcess:
             ended = f"its process ended with {code} during {self._request}"
             event = f"no answer to {self._request}" if code is None else ended
             raise self._failure("timeout" if code is None else "error", event + self._last_output())
+        self._is_busy = False
         response = msgspec.json.decode(line, type=Answer)
         if response.failure is not None:
             raise self._failure(response.failure.status, response.failure.message)
@@ -291,6 +292,8 @@ class SideProcess:
     def _end(self) -> None:
         process = self._process
         self.leave()
+        if self._is_busy:
+            process.terminate()
         for seconds, stop in ((2, process.terminate), (20, self._kill)):
             try:
                 process.wait(seconds)

@@ -1,6 +1,6 @@
-"""Check out commits as detached git worktrees, which are removed after use, even after Ctrl-C.
+"""Check out commits as detached git worktrees, which are removed after use, even if this process is killed.
 
-The next checkout removes those of killed processes.
+If everything is killed, such as a container, the next checkout removes them.
 """
 
 from __future__ import annotations
@@ -166,6 +166,8 @@ class _Worktree:
         self.repo, self.commit = repo, commit
         self.scratch = Scratch("tree", parent)
         self.path = self.scratch.path / commit[:12]
+        here = repo.absolute()
+        self.scratch.keep(str(common_folder(here)), git.command(here, *_removing(self.path)), git.environment())
 
     @classmethod
     def add(cls, repo: Path, commit: str, parent: str | None) -> _Worktree:
@@ -322,15 +324,18 @@ def _prune(repo: Path) -> None:
     Never `git worktree prune`: it also forgets the user's worktrees on unmounted disks.
     """
     remove_abandoned()
-    for line in (git.ask(repo, "worktree", "list", "--porcelain") or "").splitlines():
-        tree = Path(line.removeprefix("worktree "))
-        if line.startswith("worktree ") and is_scratch(tree.parent, "tree") and not tree.parent.exists():
+    for tree in git.worktrees(repo):
+        if is_scratch(tree.parent, "tree") and not tree.parent.exists():
             _forget(repo, tree)
 
 
 def _forget(repo: Path, tree: Path) -> None:
     """Remove a checkout of ours and git's record of it, even if git locked it because it is incomplete."""
-    git.ask(repo, "worktree", "remove", "--force", "--force", str(tree), timeout=CHECKOUT_TIMEOUT_S)
+    git.ask(repo, *_removing(tree), timeout=CHECKOUT_TIMEOUT_S)
+
+
+def _removing(tree: Path) -> tuple[str, ...]:
+    return "worktree", "remove", "--force", "--force", str(tree)
 
 
 def _add_missing(repo: Path, folder: Path, names: tuple[str, ...]) -> None:

@@ -127,4 +127,4 @@ def _objects(repository: Path, names: Sequence[str]) -> list[str]:
     if any("\n" in name for name in names):
         raise BisectError("a path in --paths contains a line break")
     output = git.run(repository, "cat-file", "--batch-check=%(objectname)", stdin="".join(f"{n}\n" for n in names))
-    return ["" if " " in line else line for line in output.splitlines()]
+    return ["" if " " in line else line for line in output.split("\n")[:-1]]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from operator import itemgetter
@@ -31,6 +31,7 @@ from groupbench.tracker.facts.grouping import grouped
 from groupbench.tracker.facts.metrics import relative
 from groupbench.tracker.facts.vocabulary import SEED_HELP
 from groupbench.tracker.text.wording import counted, duration, milliseconds, printable, signed_percent
+from groupbench.tracker.tools import signals
 from groupbench.tracker.tools.parameters import Duration, Number
 
 EXPECTED_S = {"cuda": 10, "cpu": 15}
@@ -120,7 +121,10 @@ def ab(
     project = this_project(context)
     choice = replace(choice, plugins=project.plugins(choice.plugins))
     check_records(how.records)
+    cells: list[AbCell] = []
+    results: list[AbResult] = []
     with (
+        signals.keeping(lambda: so_far(cells, results, how.records)),
         open_sides(
             base,
             head,
@@ -131,17 +135,18 @@ def ab(
         ) as (first, second),
         Bench(first, second, how.settings, records=how.records, progress=progress_line()) as bench,
     ):
-        cells = _cells(bench, choice, how)
+        results = bench.results
         try:
+            cells += _cells(bench, choice, how)
             for cell in cells:
                 bench.compare(cell)
         except (KeyboardInterrupt, RecordsError) as stop:
-            reason = "interrupted" if isinstance(stop, KeyboardInterrupt) else "stopped"
-            say(f"{reason}: {len(bench.results)} of {counted(len(cells), 'cell')} compared")
-            _show(bench.results, form)
+            if not isinstance(stop, KeyboardInterrupt):
+                say(f"stopped; {so_far(cells, results, None)}")
+            _show(results, form)
             raise
-    _show(bench.results, form)
-    context.exit(exit_code(bench.results))
+    _show(results, form)
+    context.exit(exit_code(results))
 
 
 def _cells(bench: Bench, choice: CellChoice, how: AbOptions) -> list[AbCell]:
@@ -153,6 +158,14 @@ def _cells(bench: Bench, choice: CellChoice, how: AbOptions) -> list[AbCell]:
         return []
     say(announced(len(cells), bench.device, how.budget))
     return [replace(cell, seed=how.input_seed, idle_s=how.idle, cudagraph=how.cudagraph) for cell in cells]
+
+
+def so_far(cells: Sequence[AbCell], results: Sequence[AbResult], records: Path | None) -> str:
+    """Return how many cells are compared, and where they are kept."""
+    if not cells:
+        return "nothing was compared"
+    where = f", kept in {records}" if results and records is not None else ""
+    return f"{len(results)} of {counted(len(cells), 'cell')} compared{where}"
 
 
 def announced(cells: int, device: str | None, budget_s: float) -> str:

@@ -41,6 +41,7 @@ from groupbench.tracker.project import Project, import_folders
 from groupbench.tracker.text import repro
 from groupbench.tracker.text.scratch import Scratch
 from groupbench.tracker.text.wording import change_in_words, counted, printable, run_text
+from groupbench.tracker.tools import signals
 from groupbench.tracker.tools.parameters import Duration, Number
 
 
@@ -114,12 +115,13 @@ def _backfill(context: click.Context, commits: str, options: BackfillOptions) ->
         words = ["--plan", str(plan), "--trigger", BACKFILL, "--device", device, "--plan-name", name]
         budget_s = math.inf if options.budget is None else options.budget
         run = Backfill(context, project, places, files, name, words, budget_s, python)
-        try:
-            run(by_halving(selected) if options.bisect else selected, options.again)
-        except KeyboardInterrupt:
+
+        def kept() -> str:
             again = "; repeat the command to continue" if run.settled < len(selected) else ""
-            say(f"groupbench: interrupted; {run.text(len(selected))}{again}")
-            raise
+            return f"{run.text(len(selected))}{again}"
+
+        with signals.keeping(kept, at_once=False):
+            run(by_halving(selected) if options.bisect else selected, options.again)
     click.echo(f"BACKFILL {run.text(len(selected))}")
     if run.outcomes["failed before"]:
         click.echo("to retry the commits that failed before: repeat the command with --again")

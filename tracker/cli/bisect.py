@@ -35,6 +35,7 @@ from groupbench.tracker.facts.vocabulary import BACKEND, DTYPE, DTYPE_DEFAULT, M
 from groupbench.tracker.query.filters import Filter
 from groupbench.tracker.text.repro import SEARCHED
 from groupbench.tracker.text.wording import printable, signed_percent
+from groupbench.tracker.tools import signals
 from groupbench.tracker.tools.parameters import Duration, Number
 
 if TYPE_CHECKING:
@@ -185,11 +186,9 @@ def _search(
     """Search, print the result, and return the exit code."""
     from groupbench.tracker.bisect import report, run
 
-    try:
+    begun = "run `groupbench bisect --resume` to continue"
+    with signals.keeping(lambda: begun if path.exists() else "nothing was compared"):
         done = run.run(db, repository, header, path, say, resume=resume, replaces=replaces)
-    except KeyboardInterrupt:
-        say("interrupted; run `groupbench bisect --resume` to continue")
-        raise
     _write(form, done, path)
     return report.exit_code(done.result)
 

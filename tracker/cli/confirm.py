@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import time
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +19,8 @@ from groupbench.tracker.facts.exits import ExitCode
 from groupbench.tracker.facts.identity import SHOWN
 from groupbench.tracker.facts.metrics import relative
 from groupbench.tracker.text.unchecked import unchecked_lines
-from groupbench.tracker.text.wording import printable, signed_change, signed_ends
+from groupbench.tracker.text.wording import counted, printable, signed_change, signed_ends
+from groupbench.tracker.tools import signals
 from groupbench.tracker.tools.parameters import Duration
 
 if TYPE_CHECKING:
@@ -100,11 +100,20 @@ def confirm(
         Interpreters(project.settings.toolchains, project.folder, others, install=how.install, say=say),
         project.plugins(how.plugins),
     )
-    with open_store(context.obj, create=False) as store:
+    compared: list[Compared] = []
+
+    def report(row: Judged, comparison: Compared) -> None:
+        compared.append(comparison)
+        _report(form, row, comparison)
+
+    with (
+        signals.keeping(lambda: f"{counted(len(compared), 'comparison')} stored; repeat the command for the others"),
+        open_store(context.obj, create=False) as store,
+    ):
         search = Searches(store, context.obj, measuring, say, time.monotonic() + how.budget)
         done = confirming.confirm(
             store, measuring, run=run_id, budget_s=how.budget, again=how.again, repeat=True,
-            report=partial(_report, form), say=say, search=search,
+            report=report, say=say, search=search,
         )  # fmt: skip
     lines = [done.text, *(searched.lines[0] for searched in search.done)]
     if form == "json":

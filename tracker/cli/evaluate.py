@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import click
@@ -15,6 +16,7 @@ from groupbench.tracker.cli.output import Format, output_format, write_json
 from groupbench.tracker.facts.errors import TrackerError
 from groupbench.tracker.text.unchecked import unchecked_lines
 from groupbench.tracker.text.wording import counted, milliseconds, printable
+from groupbench.tracker.tools import signals
 from groupbench.tracker.tools.parameters import Duration
 
 
@@ -52,29 +54,38 @@ def evaluate(
     0   correct, and faster or the same
     1   wrong, suspicious or slower
     2   usage error
-    3   not resolved within the budget
+    3   not resolved, or the baseline fails
     5   the candidate failed: it does not load, raises, crashes or does not answer
     75  another command uses this device
 
     With --format json, stdout has an answer for every outcome. After a usage error, it is an object with the verdict
     `refused` and the problem.
     """
+    evaluations: list[Evaluation] = []
     try:
-        evaluations = _evaluations(context, candidate, against, choice, how)
+        with signals.keeping(lambda: f"{counted(len(evaluations), 'evaluation')} finished, and nothing is stored"):
+            evaluations.extend(_evaluations(context, candidate, against, choice, how))
     except (TrackerError, click.UsageError) as error:
         if form == "json":
-            write_json([{"verdict": "refused", "problem": error.message}])
+            write_json([*evaluations, {"verdict": "refused", "problem": error.message}])
         raise
+    except KeyboardInterrupt:
+        _show(evaluations, form)
+        raise
+    _show(evaluations, form)
+    context.exit(exit_code(evaluations))
+
+
+def _show(evaluations: list[Evaluation], form: Format) -> None:
     if form == "json":
         write_json(evaluations)
-    else:
+    elif evaluations:
         click.echo("\n\n".join("\n".join(map(printable, lines_of(each))) for each in evaluations))
-    context.exit(exit_code(evaluations))
 
 
 def _evaluations(
     context: click.Context, candidate: str, against: str | None, choice: CellChoice, how: EvaluateOptions
-) -> list[Evaluation]:
+) -> Iterator[Evaluation]:
     project = this_project(context)
     with Evaluator(
         project.placed_plugins(choice.plugins),
@@ -85,7 +96,7 @@ def _evaluations(
         timeout_s=how.timeout,
         progress=progress_line(),
     ) as evaluator:
-        return evaluator.evaluate(
+        yield from evaluator.evaluate(
             candidate,
             operator=choice.operator,
             backends=choice.backends,
@@ -108,8 +119,10 @@ def lines_of(evaluation: Evaluation) -> list[str]:
         lines[-1] += f": {evaluation.speedup:.3f} x{_interval(evaluation)}, from {counted(evaluation.blocks, 'block')}"
         lines.append(f"  {milliseconds(evaluation.candidate_ms)} ms against {milliseconds(evaluation.against_ms)} ms")
     if evaluation.rms is not None:
-        against = f", {evaluation.against_rms:.2g} of {evaluation.against}" if evaluation.against_rms else ""
+        against = f"; {evaluation.against} has {evaluation.against_rms:.2g}" if evaluation.against_rms else ""
         lines.append(f"  rms error {evaluation.rms:.2g}{against}")
+    if evaluation.against_problem is not None:
+        lines.append(f"  {evaluation.against} itself is wrong or fails: {evaluation.against_problem}")
     lines += [f"  note: {evaluation.note}"] if evaluation.note else []
     named = {"candidate": "the candidate", "against": str(evaluation.against)}
     lines += [f"  {line}" for line in unchecked_lines({named[k]: why for k, why in evaluation.unchecked.items()})]

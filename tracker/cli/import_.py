@@ -21,7 +21,7 @@ from groupbench.tracker.formats import FORMATS, Options, described, load, losses
 from groupbench.tracker.formats.sources import Given, arguments_of
 from groupbench.tracker.text.cells import json_for
 from groupbench.tracker.text.wording import counted, printable, some
-from groupbench.tracker.tools import git
+from groupbench.tracker.tools import git, signals
 from groupbench.tracker.tools.progress import Progress
 
 if TYPE_CHECKING:
@@ -57,13 +57,17 @@ class Mapping(click.ParamType[dict[str, str]]):
 
 
 def _known_commit(context: click.Context, parameter: click.Parameter, text: str | None) -> str | None:
-    """Return a commit's full hash, or one of another repository as it is. Raises BadParameter for any other name."""
-    word = _one_word(context, parameter, text)
-    if word is None or (full := git.rev_parse(word)) is not None:
-        return None if word is None else full
-    if not _HASH.fullmatch(word) and git.ask(".", "rev-parse", "--git-dir") is not None:
-        raise click.BadParameter(git.unknown_commit(word, ".", "give a hash, or a name that git knows here"))
-    return word
+    """Return the full hash for any revision known to git here, or another repository's hash as it is.
+
+    Raises BadParameter for an unknown name in a repository, and elsewhere for a sentence.
+    """
+    if text is None or (full := git.rev_parse(text)) is not None:
+        return None if text is None else full
+    if not re.fullmatch(r"[^\s~^:?*\[\\]+", text):
+        raise click.BadParameter(f"{text!r} is not a commit")
+    if not _HASH.fullmatch(text) and git.ask(".", "rev-parse", "--git-dir") is not None:
+        raise click.BadParameter(git.unknown_commit(text, ".", "give a hash, or a name that git knows here"))
+    return text
 
 
 def _print_formats(ctx: click.Context, _: click.Parameter, value: bool) -> None:
@@ -71,13 +75,6 @@ def _print_formats(ctx: click.Context, _: click.Parameter, value: bool) -> None:
         for name, title, contents in described():
             click.echo(f"{name}\n    {title}: {contents}")
         ctx.exit()
-
-
-def _one_word(context: click.Context, param: click.Parameter, value: str | None) -> str | None:
-    """Return the name of a commit. Raises BadParameter for one that git would refuse, such as a sentence."""
-    if value is not None and not re.fullmatch(r"[^\s~^:?*\[\\]+", value):
-        raise click.BadParameter(f"{value!r} is not a commit", context, param)
-    return value
 
 
 @command(name="import")
@@ -180,6 +177,7 @@ class _Import:
         gc.disable()  # results have no cycles, and collections take a twentieth of the time
         try:
             with (
+                signals.keeping(lambda: f"{counted(self.files, 'file')} stored; the same command continues"),
                 self.opened,
                 preparing(sources, self.format_name, self.facts, stored) as prepared,
                 Progress(len(sources), "files") as progress,
@@ -195,9 +193,6 @@ class _Import:
                 raise IngestError(message) from error
             kept = "the file before it is" if self.files == 1 else f"the {self.files:,} other files are"
             raise IngestError(f"{message}; {kept} stored") from error
-        except KeyboardInterrupt:
-            click.echo(f"interrupted: {counted(self.files, 'file')} stored; the same command continues", err=True)
-            raise
         finally:
             gc.enable()
 

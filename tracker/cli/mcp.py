@@ -223,7 +223,7 @@ def measuring_tools(db: str | None, device: str, folders: Sequence[str] = ()) ->
                 for other in [*kept]:
                     kept.pop(other).close()
                 kept[key] = Evaluator(key, folders=folders, device=device)
-            evaluations = kept[key].evaluate(
+            evaluated = kept[key].evaluate(
                 candidate,
                 operator=operator,
                 against=against,
@@ -232,6 +232,7 @@ def measuring_tools(db: str | None, device: str, folders: Sequence[str] = ()) ->
                 dtypes=dtypes or (),
                 mode=mode,
             )
+            evaluations = list(evaluated)
         answer: dict[str, Any] = brief(
             {"evaluations": msgspec.to_builtins(evaluations)}, "give one shape and one dtype"
         )

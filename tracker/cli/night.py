@@ -29,7 +29,7 @@ from groupbench.tracker.outputs import FORMATS
 from groupbench.tracker.project import NAME, Project, ProjectError
 from groupbench.tracker.store.sqlite_file import check_file
 from groupbench.tracker.text.scratch import Scratch
-from groupbench.tracker.tools import git
+from groupbench.tracker.tools import git, signals
 from groupbench.tracker.tools.parameters import Duration
 
 PRINTS = ("--version", "--list-operators", "--list-backends", "--list-metrics")
@@ -128,22 +128,18 @@ def _night(context: click.Context, options: NightOptions, rest: tuple[str, ...])
     files.claim()
     limit = [] if options.budget is None else ["--budget", f"{options.budget:.6f}s"]
     run = Night(context, project, places, files, ["--device", device, *limit, *rest], toolchain, python)
-    try:
-        given = (
-            options.confirm is not None or os.environ.get("GROUPBENCH_CONFIRM_MINUTES") or settings.confirm is not None
-        )
-        confirm = seconds_of("GROUPBENCH_CONFIRM_MINUTES", options.confirm, settings.confirm) if given else None
+    given = options.confirm is not None or os.environ.get("GROUPBENCH_CONFIRM_MINUTES") or settings.confirm is not None
+    confirm = seconds_of("GROUPBENCH_CONFIRM_MINUTES", options.confirm, settings.confirm) if given else None
+
+    def kept() -> str:
+        if not files.has_begun:
+            return "nothing was measured"
+        if dirty:
+            return "a run of uncommitted changes cannot continue: a repeated command begins a new run"
+        return "repeat the command to continue this run"
+
+    with signals.keeping(kept, at_once=False):
         return run(confirm)
-    except KeyboardInterrupt:
-        then = (
-            "nothing was measured"
-            if not files.has_begun
-            else "a run of uncommitted changes cannot continue: a repeated command begins a new run"
-            if dirty
-            else "repeat the command to continue this run"
-        )
-        say(f"groupbench: interrupted; {then}")
-        raise
 
 
 def here(context: click.Context) -> Project:

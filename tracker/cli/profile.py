@@ -22,6 +22,7 @@ from groupbench.tracker.facts.vocabulary import BACKEND, DTYPE, DTYPE_DEFAULT, O
 from groupbench.tracker.night.measuring import measure
 from groupbench.tracker.text.scratch import Scratch
 from groupbench.tracker.text.wording import counted, printable
+from groupbench.tracker.tools import signals
 from groupbench.tracker.tools.parameters import Duration, Number
 
 STDERR = 2
@@ -84,15 +85,24 @@ def profile(
     arguments = _arguments(what, project.placed_plugins(what.plugins))
     with Scratch("records") as folder:
         file = folder / "profile.jsonl"
-        code = measure([*arguments, "--records", str(file)], Path(), environment, stdout=STDERR)
-        if not file.exists():
-            context.exit(code)
-        with file.open("rb") as lines:
-            records = [record for _, record in read(lines)]
-        done = store(context.obj, str(file))
+        with signals.keeping(lambda: "each finished cell is stored"):
+            try:
+                code = measure([*arguments, "--records", str(file)], Path(), environment, stdout=STDERR)
+            finally:
+                if file.exists():
+                    _store(context.obj, file, form)
+    context.exit(code)
+
+
+def _store(database: str, file: Path, form: Format) -> None:
+    """Store the records in a file, unless every cell was skipped, and print a row for each."""
+    with file.open("rb") as lines:
+        records = [record for _, record in read(lines)]
+    if all(record.status == "skipped" for record in records):
+        return
+    done = store(database, str(file))
     click.echo(printable(f"stored: {counted(done.records, 'record')}: {done.summary}"), err=True)
     _write(records, [metric for metric in METRICS.values() if metric.cost == NCU], form)
-    context.exit(code)
 
 
 def _arguments(what: ProfileOptions, plugins: tuple[str, ...]) -> list[str]:

@@ -14,7 +14,7 @@ from groupbench.tracker.ab.bench import AbCell, AbResult, AbSettings, Bench, exi
 from groupbench.tracker.ab.named_sides import open_sides
 from groupbench.tracker.ab.result import footnotes
 from groupbench.tracker.ab.worktree import resolve
-from groupbench.tracker.cli.ab import COLUMNS, announced, as_row, left_out, progress_line
+from groupbench.tracker.cli.ab import COLUMNS, announced, as_row, left_out, progress_line, so_far
 from groupbench.tracker.cli.declared import argument, command
 from groupbench.tracker.cli.here import hold_device, program_of, recipe_of, wait_option
 from groupbench.tracker.cli.night import Places, here
@@ -25,8 +25,7 @@ from groupbench.tracker.facts.exits import ExitCode
 from groupbench.tracker.project import Project
 from groupbench.tracker.text import repro
 from groupbench.tracker.text.files import whole_file
-from groupbench.tracker.text.wording import counted
-from groupbench.tracker.tools import git
+from groupbench.tracker.tools import git, signals
 
 CONCLUSIONS = {ExitCode.OK: "nothing got worse", ExitCode.FAILED: "something got worse"}
 _SHOWN = ("verdict", "conclusion", "operator", "backend", "shape", "dtype", "base_ms", "head_ms", "change",
@@ -69,26 +68,24 @@ def pull_request(
     settings = AbSettings(budget_s=budget, min_effect=min_effect, only_changed=True)
     recipe = recipe_of(context, None)
     comparisons = places.artifacts / "comparisons.jsonl"
+    cells: list[AbCell] = []
+    results: list[AbResult] = []
+    then = "there is no comment, and a repeated run compares all cells"
     with (
+        signals.keeping(lambda: f"{so_far(cells, results, comparisons)}; {then}"),
         open_sides(first, last, repo=project.folder, recipe=recipe) as sides,
         Bench(*sides, settings, records=comparisons, progress=progress_line()) as bench,
     ):
-        cells: list[AbCell] = []
-        try:
-            cells += _cells(bench, project, device)
-            measured_on = str(bench.device)  # None after the end of the bench
-            say(announced(len(cells), measured_on, budget))
-            for cell in cells:
-                bench.compare(cell)
-        except KeyboardInterrupt:
-            done = f"{len(bench.results)} of {counted(len(cells), 'cell')} compared"
-            where = f", kept in {comparisons}" if bench.results else ""
-            say(f"groupbench: interrupted; {done}{where}; there is no comment, and a repeated run compares all cells")
-            raise
-    code = exit_code(bench.results)
+        results = bench.results
+        cells += _cells(bench, project, device)
+        measured_on = str(bench.device)  # None after the end of the bench
+        say(announced(len(cells), measured_on, budget))
+        for cell in cells:
+            bench.compare(cell)
+    code = exit_code(results)
     commits = int(git.ask(project.folder, "rev-list", "--count", "--no-merges", f"{first}..{last}") or 0)
-    text = _comment(bench.results, code, first, last)
-    text += _search(program_of(context), bench.results, commits, first, last, measured_on)
+    text = _comment(results, code, first, last)
+    text += _search(program_of(context), results, commits, first, last, measured_on)
     _publish(text, places.artifacts / "comment.md")
     context.exit(code)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 
 import click
@@ -12,6 +11,7 @@ from groupbench.tracker.cli.output import Format, output_format
 from groupbench.tracker.facts.errors import TrackerError
 from groupbench.tracker.facts.exits import ExitCode
 from groupbench.tracker.facts.programs import own_program
+from groupbench.tracker.night import measuring
 
 MODULE = "groupbench.operators.integrity"
 
@@ -39,7 +39,7 @@ def selftest(
     command += ["--only", only] if only else []
     command += ["--json"] if form == "json" else []
     try:
-        code = subprocess.run(command).returncode
+        code = measuring.run_program(command)
     except OSError as error:
         raise TrackerError(f"cannot start {sys.executable}: {error.strerror}") from error
     if code not in (ExitCode.OK, ExitCode.FAILED, ExitCode.INCOMPLETE):

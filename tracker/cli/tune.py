@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import click
@@ -12,7 +10,7 @@ from groupbench.tracker.cli.declared import argument, command, flag, option
 from groupbench.tracker.cli.here import wait_option
 from groupbench.tracker.facts.programs import own_program
 from groupbench.tracker.facts.vocabulary import DTYPE
-from groupbench.tracker.night.measuring import under_lease
+from groupbench.tracker.night import measuring
 from groupbench.tracker.tools.parameters import Duration
 
 MODULE = "groupbench.operators.tuners"
@@ -59,5 +57,4 @@ def tune(
     arguments += [word for shape in shapes for word in ("--shape", shape)]
     arguments += [word for option, value in options.items() if value is not None for word in (option, str(value))]
     command = own_program(MODULE, *arguments)
-    done = subprocess.run(command if listed else under_lease("auto", command))
-    sys.exit(done.returncode)
+    measuring.become(command if listed else measuring.under_lease("auto", command))

@@ -315,7 +315,8 @@ def read(lines: Iterable[bytes], first: int = 1) -> Iterator[tuple[int, Record]]
         try:
             yield number, decode(line)
         except RecordError as error:
-            cut_off = "truncated" in str(error) and not line.endswith(b"\n")
+            # A line that ends within a number is "malformed".
+            cut_off = not line.endswith(b"\n") and any(word in str(error) for word in ("truncated", "malformed"))
             hint = ". If the run was killed, continue it: tritonbench --resume" if cut_off else ""
             raise RecordError(f"line {number}: {error}{hint}") from error
 

@@ -70,7 +70,7 @@ def commits_of(folder: Path, text: str, every: int = 1) -> list[BackfillCommit]:
         )
     except git.GitError as error:
         raise BackfillError(error.reason) from error
-    commits = [BackfillCommit(*line.split("\0", 1)) for line in log.splitlines()]
+    commits = [BackfillCommit(*line.split("\0", 1)) for line in log.split("\n") if line]
     if not commits:
         raise BackfillError(f"{text} contains no commits: give the older one first")
     return commits[::every]

@@ -9,13 +9,14 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import IO, NoReturn
 
 from groupbench.tracker.facts.errors import TrackerError
 from groupbench.tracker.facts.exits import ExitCode
 from groupbench.tracker.facts.programs import own_program
+from groupbench.tracker.tools import signals
 from groupbench.tracker.tools.device_lock import HELD
 from groupbench.tracker.tools.lease import WAITING, held_handles
 
@@ -41,14 +42,30 @@ def measure(
     python: str | None = None,
     stdout: int | None = None,
 ) -> int:
-    """Run `tritonbench` in a folder and return the exit code.
+    """Run `tritonbench` in a folder and return the exit code, as `run_program` does.
+
+    Args:
+        python: Interpreter that runs it; None for this one.
+    """
+    command = [python or PROGRAM[0], *PROGRAM[1:], *arguments]
+    return run_program(command, folder, environment, listen=listen, stdout=stdout)
+
+
+def run_program(
+    command: Sequence[str],
+    folder: Path | None = None,
+    environment: dict[str, str] | None = None,
+    *,
+    listen: Callable[[str], None] | None = None,
+    stdout: int | None = None,
+) -> int:
+    """Run another program of this package and return its exit code. It does not outlive this process.
 
     Args:
         listen: Called with each line of its standard error, which is also printed.
-        python: Interpreter that runs it; None for this one.
         stdout: Descriptor for its standard output; None for this process's.
 
-    An interrupt here ends `tritonbench`, which keeps the results so far. Then KeyboardInterrupt is raised.
+    An interrupt here ends the program, which keeps the results so far. Then KeyboardInterrupt is raised.
     """
     libc = ctypes.CDLL(None)
 
@@ -60,11 +77,11 @@ def measure(
     before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGHUP)}
     try:
         process = subprocess.Popen(
-            [python or PROGRAM[0], *PROGRAM[1:], *arguments],
+            command,
             cwd=folder,
             env=environment,
             preexec_fn=end_with_parent,
-            pass_fds=held_handles(environment),  # so that it can give way between two problems
+            pass_fds=held_handles(environment or os.environ),  # so that it can give way between two problems
             stdout=stdout,
             stderr=None if listen is None else subprocess.PIPE,
         )
@@ -107,7 +124,7 @@ def ensure_alone(device: str, arguments: list[str]) -> Path:
     held = os.environ.get(HELD)
     if held is not None:
         return Path(held)
-    return _become(under_lease(device, own_program("groupbench.tracker", *arguments)))
+    return become(under_lease(device, own_program("groupbench.tracker", *arguments)))
 
 
 def under_lease(device: str, command: list[str]) -> list[str]:
@@ -122,10 +139,11 @@ def under_lease(device: str, command: list[str]) -> list[str]:
     return own_program("groupbench.operators.alone", *options, "--", *command)
 
 
-def _become(command: list[str]) -> NoReturn:
+def become(command: list[str]) -> NoReturn:
+    """Replace this process by another program of this package."""
     sys.stdout.flush()
     sys.stderr.flush()
-    os.execv(command[0], command)
+    signals.become(command, os.environ)
 
 
 def interrupted(code: int) -> bool:

@@ -1,4 +1,8 @@
-"""Temporary folders that do not outlive their process: creating one removes those of processes that were killed."""
+"""Temporary folders that do not outlive their process, even if it is killed.
+
+Each has a keeper: a small process that waits for the folder's lock and then removes it. If the keeper was killed too,
+such as with a container, the next process that makes a folder removes it.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +11,11 @@ import fcntl
 import os
 import re
 import shutil
+import subprocess
+import sys
 import tempfile
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -17,6 +24,29 @@ _FRESH_S = 60.0  # age up to which a folder without a lock may still be getting 
 _MEMORY = Path("/dev/shm")  # noqa: S108 (mkdtemp makes each folder in it)
 _MEMORY_SHARE = 1 / 32
 """Part of the free space in memory that a folder may take: its size is an estimate, and others need room too."""
+
+_KEEPER = """
+import fcntl, os, sys
+folder, lock, *command = sys.argv[1:]
+try:
+    fcntl.flock(os.open(folder, os.O_RDONLY), fcntl.LOCK_EX)
+    os.stat(folder)
+except OSError:
+    sys.exit()
+import shutil, subprocess, time
+if command:
+    fcntl.flock(os.open(lock, os.O_RDONLY), fcntl.LOCK_EX)
+    subprocess.run(command)
+for _ in range(50):
+    shutil.rmtree(folder, ignore_errors=True)
+    if not os.path.exists(folder):
+        break
+    time.sleep(0.1)
+"""
+"""Waits until no process holds a folder, runs a command under another lock, and removes the folder.
+
+A process left behind may still write there for a moment.
+"""
 
 
 class Scratch:
@@ -30,12 +60,33 @@ class Scratch:
 
     def __init__(self, kind: str, folder: str | None = None) -> None:
         """Make the folder, in `folder` instead of the usual one for temporary files."""
+        self._keeper: subprocess.Popen[bytes] | None = None
         remove_abandoned()
         self.path = Path(tempfile.mkdtemp(prefix=f"groupbench-{kind}-{os.getpid()}-", dir=folder))
         self.handle = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
         self._removed = False
         with contextlib.suppress(OSError):  # without locks, the file system keeps an abandoned folder
             fcntl.flock(self.handle, fcntl.LOCK_EX)
+            self.keep()
+
+    def keep(self, lock: str = "", command: Sequence[str] = (), environment: Mapping[str, str] | None = None) -> None:
+        """Start a keeper, instead of an earlier one. It first runs a command under a folder's lock."""
+        self._end_keeper()
+        with contextlib.suppress(OSError):
+            self._keeper = subprocess.Popen(
+                [sys.executable, "-I", "-S", "-c", _KEEPER, str(self.path), lock, *command],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+                cwd="/",
+                env=environment,
+            )
+
+    def _end_keeper(self) -> None:
+        if self._keeper is not None:
+            self._keeper.kill()
+            self._keeper.wait()
 
     def __enter__(self) -> Path:
         return self.path
@@ -49,6 +100,7 @@ class Scratch:
         """Remove the folder with all contents. Does nothing the second time."""
         if not self._removed:
             self._removed = True
+            self._end_keeper()
             shutil.rmtree(self.path, ignore_errors=True)
             os.close(self.handle)
 

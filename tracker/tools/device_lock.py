@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from groupbench.tracker.text.wording import printable
+from groupbench.tracker.tools.processes import parent_of
 
 HELD = "GROUPBENCH_ALONE"
 """Environment variable with the lock file, set for processes under a device's lock."""
@@ -154,8 +155,7 @@ def _holders(path: Path) -> dict[int, int]:
                 if (there.st_dev, there.st_ino) != (file.st_dev, file.st_ino):
                     continue
                 if "FLOCK" in (process / "fdinfo" / link.name).read_text():
-                    status = (process / "stat").read_text()
-                    holders[int(process.name)] = int(status.rpartition(")")[2].split()[1])
+                    holders[int(process.name)] = parent_of(int(process.name))
         except OSError:  # another user's process, or one that has ended
             continue
     return holders

@@ -112,21 +112,30 @@ def started(
             process.kill()  # does nothing to an ended process
 
 
+def command(folder: str | os.PathLike[str], *args: str) -> list[str]:
+    """Return the command that runs git in a folder, with `environment`."""
+    return ["git", "-C", os.fspath(folder), *args]
+
+
+def environment() -> dict[str, str]:
+    """Return git's environment. A query such as `status` neither writes to the user's index nor locks it."""
+    inherited = {name: value for name, value in os.environ.items() if name not in _REPOSITORY_VARIABLES}
+    return inherited | {"LANGUAGE": "C", "GIT_OPTIONAL_LOCKS": "0"}  # messages are compared below
+
+
 def _process(
     folder: str | os.PathLike[str],
     args: Sequence[str],
     pass_fds: Sequence[int] = (),
     variables: Mapping[str, str] = MappingProxyType({}),
 ) -> subprocess.Popen[bytes]:
-    environment = {name: value for name, value in os.environ.items() if name not in _REPOSITORY_VARIABLES}
-    environment |= {"LANGUAGE": "C", **variables}  # messages are compared below
     try:
         return subprocess.Popen(
-            ["git", "-C", os.fspath(folder), *args],
+            command(folder, *args),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            env=environment,
+            env={**environment(), **variables},
             pass_fds=pass_fds,
             start_new_session=True,  # Ctrl-C in the terminal must not interrupt git
         )
@@ -240,7 +249,8 @@ def rev_parse(name: str, folder: str | os.PathLike[str] = ".") -> str | None:
     """Return the full hash of any name that git resolves to a commit (tag, branch, HEAD~3), or None."""
     if not name:
         return None
-    output = ask(folder, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{name}^{{commit}}")
+    commit = name if name.startswith(":/") else f"{name}^{{commit}}"  # the search for `:/TEXT` takes the rest as text
+    output = ask(folder, "rev-parse", "--verify", "--quiet", "--end-of-options", commit)
     return output.strip() if output else None
 
 
@@ -261,6 +271,12 @@ def head(folder: str | os.PathLike[str] = ".") -> str | None:
         raise RefusedError(
             f"git does not know the commit that is checked out: {error.reason}; {remedy}", error.reason
         ) from error
+
+
+def worktrees(folder: str | os.PathLike[str]) -> list[Path]:
+    """Return the folders of all worktrees, the main one first; none outside a repository."""
+    fields = (ask(folder, "worktree", "list", "--porcelain", "-z") or "").split("\0")
+    return [Path(field.removeprefix("worktree ")) for field in fields if field.startswith("worktree ")]
 
 
 def is_shallow(folder: str | os.PathLike[str] = ".") -> bool:

@@ -46,10 +46,15 @@ def run(
     atexit.register(gc.freeze)
     _complete(command, name or program, settings)
     _prepare_streams()
-    if arguments is None:
-        signals.interrupt()
+    signals.begin(program)
     command_line = list(sys.argv[1:] if arguments is None else arguments)
-    code = _code(program, lambda: _invoke(command, name or program, command_line, settings), expected)
+
+    def invoke() -> int:
+        if arguments is None:
+            signals.interrupt()
+        return _invoke(command, name or program, command_line, settings)
+
+    code = _code(program, invoke, expected)
     if arguments is None:
         signals.end_at_once()
     for stream in (sys.stdout, sys.stderr):
@@ -88,6 +93,7 @@ def _code(program: str, command: Callable[[], int], expected: type[Exception]) -
     except click.ClickException as error:
         return _report(program, error.format_message(), ExitCode.USAGE)
     except (KeyboardInterrupt, click.Abort):
+        signals.report()
         return ExitCode.INTERRUPTED
     except BrokenPipeError:
         return ExitCode.BROKEN_PIPE

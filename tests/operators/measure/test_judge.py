@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from itertools import cycle
+from itertools import count, cycle
 from typing import Any
 
 import pytest
@@ -48,6 +48,14 @@ def test_the_slowdown_of_a_cpu_is_that_of_known_work(
     monkeypatch.setattr(witness.time, "perf_counter", lambda: clock[0])
     monkeypatch.setattr(torch, "add", add)
     assert witness.stretch("cpu", usual_ms) == pytest.approx(expected)
+
+
+def test_a_stall_before_the_first_sum_leaves_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    from groupbench.operators.measure import witness
+
+    clock = count(0.0, 60.0)
+    monkeypatch.setattr(witness.time, "perf_counter", lambda: next(clock))
+    assert witness.usual_ms() == 60e3
 
 
 @pytest.mark.parametrize(

@@ -85,6 +85,22 @@ def test_the_checkouts_package_is_imported(layout: Layout, way: str, folder: str
     assert done.stdout == "tree tree\n", done.stderr
 
 
+def test_a_package_whose_folder_has_another_name(layout: Layout) -> None:
+    layout.package("code/of")
+    layout.package("code/of", "fast.py")
+    startup = SETUPTOOLS.format(folder=str(layout.user / "code/of"))
+    done = layout.run("import kern, kern.fast; print(kern.where, kern.fast.where)", startup=startup)
+    assert done.stdout == "tree tree\n", done.stderr
+
+
+def test_an_installed_package_of_links_to_the_working_trees_files(layout: Layout) -> None:
+    layout.package("python/kern")
+    (layout.library / "kern").mkdir()
+    (layout.library / "kern/__init__.py").symlink_to(layout.user / "python/kern/__init__.py")
+    done = layout.run("import kern; print(kern.where)")
+    assert done.stdout == "tree\n", done.stderr
+
+
 @pytest.mark.parametrize("way", ["PYTHONPATH", "sys.path"])
 def test_a_namespace_package(layout: Layout, way: str) -> None:
     layout.package("python/acme/kern")
@@ -149,15 +165,14 @@ def test_an_extension_that_was_built_in_the_working_tree_is_refused(layout: Layo
 
     (layout.user / f"python/kern/_C{EXTENSION_SUFFIXES[0]}").write_bytes(b"")
     program = "try:\n    import kern._C\nexcept Exception:\n    print('slow fallback')"
-    # The finder sees the extension only if it is asked for this place, as meson-python's and scikit-build-core's are.
+    # Some finders name the extension's place, such as meson-python's and scikit-build-core's. Others find nothing.
     startup = SETUPTOOLS.replace('"kern"', '"kern._C"').replace(
         'place + "/__init__.py", submodule_search_locations=[place]', f'place + "/_C{EXTENSION_SUFFIXES[0]}"'
     )
-    done = layout.run(
-        program, path=(layout.user / "python",), startup=startup.format(folder=str(layout.user / "python/kern"))
-    )
-    assert done.stdout == ""
-    assert "has not been built" in done.stderr
+    for begun in (startup.format(folder=str(layout.user / "python/kern")), ""):
+        done = layout.run(program, path=(layout.user / "python",), startup=begun)
+        assert done.stdout == ""
+        assert "has not been built" in done.stderr
 
 
 def test_a_virtual_environment_within_the_working_tree_is_not_its_code(layout: Layout) -> None:

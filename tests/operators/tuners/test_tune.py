@@ -20,7 +20,7 @@ from groupbench.kernels.grouped_gemm.tuned import tuned_configs
 from groupbench.operators.catalog.shapes import parse
 from groupbench.operators.registry import get_operator
 from groupbench.operators.tuners import kernels, tuning
-from groupbench.operators.tuners.__main__ import fields_of, main, shapes_of
+from groupbench.operators.tuners.cli import fields_of, main, shapes_of
 from groupbench.operators.tuners.kernels import KERNELS
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -74,7 +74,7 @@ def clock(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[float]:
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda *device: GPU)
     monkeypatch.setenv(tuned.FOLDER, str(tmp_path / "user"))
     monkeypatch.setattr(kernels, "draw", draw_here)
-    monkeypatch.setattr("groupbench.operators.tuners.__main__.by_helion", lambda *arguments: None)
+    monkeypatch.setattr("groupbench.operators.tuners.cli.by_helion", lambda *arguments: None)
     for module_name, function in WITHOUT_INTERPRETER.items():  # it would query the GPU, which may be absent
         module = importlib.import_module(f"groupbench.kernels.{module_name}")
         monkeypatch.setattr(module, function, lambda *arguments: lambda: None)
@@ -203,7 +203,7 @@ def test_helions_own_autotuner_adds_a_config(
         clock[:] = [7.0] * 42 + [1.0, 1.0, 1.0, 1.0]
         return searched
 
-    monkeypatch.setattr("groupbench.operators.tuners.__main__.by_helion", search)
+    monkeypatch.setattr("groupbench.operators.tuners.cli.by_helion", search)
     options = ["helion_jagged", "--shape", GROUPED, "--dtype", "fp16", "--helion-budget", "7s"]
     done = CliRunner().invoke(main, options)
     assert done.exit_code == 0, done.output

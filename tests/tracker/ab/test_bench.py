@@ -418,7 +418,7 @@ def test_what_cannot_be_kept_is_shown_all_the_same(compare: Compare, monkeypatch
     assert header.startswith("verdict,conclusion,operator,backend,shape,dtype,base_ms,head_ms,change")
     assert row.startswith("same,")
     *_, stopped, why = result.stderr.splitlines()
-    assert stopped == "stopped: 1 of 2 cells compared"
+    assert stopped == "stopped; 1 of 2 cells compared"
     assert why == "groupbench: /dev/full: cannot be written: No space left on device"
 
 

@@ -18,7 +18,7 @@ from groupbench.operators.measure.side import list_offers
 from groupbench.tracker.ab.answers import Prepared
 from groupbench.tracker.ab.bench import AbError
 from groupbench.tracker.ab.evaluate import Evaluation, Evaluator, decided, exit_code, of, to_try
-from groupbench.tracker.ab.result import AbCell, AbResult
+from groupbench.tracker.ab.result import AbCell, AbResult, SideAccuracy
 from groupbench.tracker.ab.side import AbSide
 from groupbench.tracker.cli import main
 from groupbench.tracker.cli.evaluate import lines_of
@@ -85,12 +85,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class PatientEvaluator(Evaluator):
     """Evaluates again if other tests kept the processor busy, since a latency is not checked then."""
 
-    def evaluate(self, *args: Any, **options: Any) -> list[Evaluation]:
+    def evaluate(self, *args: Any, **options: Any) -> Iterator[Evaluation]:
         for _ in range(5):
-            evaluations = super().evaluate(*args, **options)
+            evaluations = [*super().evaluate(*args, **options)]
             if not any("shared with other work" in (one.problem or "") for one in evaluations):
                 break
-        return evaluations
+        yield from evaluations
 
 
 @pytest.fixture(scope="module")
@@ -198,7 +198,7 @@ def test_mistakes_say_what_there_is(
     file: str, by_name: dict[str, list[str]], says: str, evaluator: Evaluator, folder: Path
 ) -> None:
     with pytest.raises(AbError, match=says):
-        evaluator.evaluate(str(folder / file), **by_name)  # type: ignore[arg-type]
+        list(evaluator.evaluate(str(folder / file), **by_name))  # type: ignore[arg-type]
 
 
 def command(*words: str | Path) -> Result:
@@ -247,6 +247,16 @@ def test_a_cheat_that_shows_while_it_is_timed_is_suspicious() -> None:
     fails = {"failed_side": "head", "failed_status": "wrong", "message": "in a timed call: stale"}
     evaluation = result(verdict="failed", head_facts=RIGHT, **fails)
     assert (evaluation.verdict, evaluation.honest, evaluation.right) == ("suspicious", False, False)
+
+
+def test_a_baseline_that_is_wrong_or_fails_is_named_and_not_blamed_on_the_candidate() -> None:
+    wrong = result(**FASTER, base_accuracy=SideAccuracy("wrong", 0.28, "element 3 is 0"))
+    assert wrong.verdict == "faster"
+    assert lines_of(wrong)[3:5] == ["  rms error 0; torch has 0.28", "  torch itself is wrong or fails: element 3 is 0"]
+    fails = {"failed_side": "base", "failed_status": "error", "message": "base (against): no memory"}
+    failed = result(verdict="failed", head_facts=RIGHT, **fails)
+    assert (failed.verdict, failed.right, failed.against_problem, failed.note) == ("unknown", True, "no memory", None)
+    assert exit_code([failed]) == 3
 
 
 def test_an_interpreted_kernel_is_right_and_has_no_speed() -> None:

@@ -164,13 +164,13 @@ def test_a_number_beyond_64_bits_is_refused_in_one_line(
     [(KeyboardInterrupt(), 130), (click.Abort(), 130), (BrokenPipeError(32, "Broken pipe"), 141)],
     ids=["interrupt", "abort", "pipe"],
 )
-def test_interruptions_are_quiet(raised: BaseException, code: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interruptions_take_a_line_at_most(raised: BaseException, code: int, monkeypatch: pytest.MonkeyPatch) -> None:
     def invoke(self: Program, context: click.Context) -> Any:
         raise raised
 
     monkeypatch.setattr(Program, "invoke", invoke)
     result = CliRunner().invoke(main, ["list", "runs"])
-    assert (result.exit_code, result.output) == (code, "")
+    assert (result.exit_code, result.output) == (code, "groupbench: interrupted\n" if code == 130 else "")
 
 
 ANCESTRY = "ancestry unknown: earlier runs ordered by time, possibly including other branches\n"

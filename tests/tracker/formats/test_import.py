@@ -283,5 +283,8 @@ def test_the_commit_is_one_that_git_knows(cli: Cli, tmp_path: Path, monkeypatch:
     assert "git knows no commit 'zzz'" in refused(cli, "import", SAMPLE, "--commit", "zzz", *rest)
     done = cli("import", SAMPLE, "--commit", "10b14473", *rest, "--dry-run")
     assert (done.exit_code, "git knows no commit '10b14473' here" in done.stderr) == (0, True)
-    done = cli("import", SAMPLE, "--commit", "HEAD", *rest, "--dry-run")
-    assert f'"hash":"{git(tmp_path, "rev-parse", "HEAD")}"' in done.stdout and "git knows" not in done.stderr
+    first = git(tmp_path, "rev-parse", "HEAD")
+    git(tmp_path, "commit", "-q", "--allow-empty", "-m", "Two")
+    for revision in ("HEAD~1", "HEAD^", ":/One", "@{1}"):
+        done = cli("import", SAMPLE, "--commit", revision, *rest, "--dry-run")
+        assert f'"hash":"{first}"' in done.stdout and "git knows" not in done.stderr, (revision, done.stderr)

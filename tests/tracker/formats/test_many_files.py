@@ -126,7 +126,7 @@ def test_an_interrupt_keeps_what_is_stored_and_again_continues(cli: Any, results
 
     monkeypatch.setattr(loading, "prepare", stops)
     result = cli("import", results)
-    assert "interrupted: 3 files stored; the same command continues" in result.stderr
+    assert "interrupted; 3 files stored; the same command continues" in result.stderr
     assert points(cli) == 3
     monkeypatch.setattr(loading, "prepare", ready)
     assert "2 points added, 3 already known" in cli("import", results).stdout

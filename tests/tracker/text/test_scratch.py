@@ -1,4 +1,4 @@
-"""Scratch folders: removed by the process that made them, or by the next one if that was killed."""
+"""Scratch folders: removed by the process that made them, by their keeper, or by the next process."""
 
 from __future__ import annotations
 
@@ -18,9 +18,11 @@ from groupbench.tracker.text import scratch
 from groupbench.tracker.text.scratch import Scratch, in_memory
 
 MAKER = """
-import subprocess, sys
+import os, subprocess, sys
 from groupbench.tracker.text.scratch import Scratch
 scratch = Scratch("test")
+if "KEPT" not in os.environ:
+    scratch._keeper.kill()
 child = subprocess.Popen(sys.argv[1:] or ["true"], pass_fds=[scratch.handle])
 (scratch.path / "file").write_text(str(child.pid))
 print(scratch.path, flush=True)
@@ -56,6 +58,23 @@ def test_its_maker_removes_it(folder: Path) -> None:
         (path / "file").touch()
         assert path.parent == folder
     assert not list(folder.iterdir())
+
+
+def test_its_keeper_removes_that_of_a_killed_process_and_first_runs_a_command(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KEPT", "")
+    killed, left = start()
+    end(killed)
+    while left.exists():
+        time.sleep(0.01)
+    made = Scratch("test")
+    made.keep(str(folder), ["cp", "-r", str(made.path), str(folder / "copy")])
+    (made.path / "file").touch()
+    os.close(made.handle)  # as its process's end does
+    while made.path.exists():
+        time.sleep(0.01)
+    assert (folder / "copy" / "file").exists()
 
 
 def test_the_next_one_removes_that_of_a_killed_process_alone(folder: Path) -> None:
