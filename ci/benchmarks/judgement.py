@@ -140,7 +140,7 @@ def verdict_of(walked: Walked, n: int, timing: str, back: float) -> Verdict:
 
 
 def came_back_of(y: Floats, timing: str) -> float:
-    """Return the share of results that were far off and came back, of the series [s, n] of one database."""
+    """Return the share of a database's results, [s, n], that were outside all before and came back."""
     stack = Stacked(y, *(np.full(len(y), each) for each in limits(timing)))
     return float(came_back([(stack, math.log1p(GROSS[timing]))])[-1])
 

@@ -33,7 +33,7 @@ def test_an_ab_with_a_commit_of_the_level_below_ends_a_slowdown() -> None:
     assert len(walked.stack) == 1
 
 
-def test_results_far_off_count_if_they_came_back() -> None:
+def test_results_far_outside_count_if_they_came_back() -> None:
     """After fewer than five results, only gross ones do; an older one is forgotten after twice as many."""
     y = np.zeros((20, 14))
     y[3, 5], y[4, 2], y[5, 3], y[6, 8:] = 0.5, 0.01, 0.5, 0.5
