@@ -31,7 +31,7 @@ MEDIAN_VARIANCE = 1.57
 MAD_WORTH = 0.37
 """Efficiency of the median absolute deviation: the share of the results that it is worth."""
 ENOUGH = 5
-"""Number of earlier results from which they show their tail."""
+"""Number of earlier results from which they show their tail, and nights alone can be certain."""
 TAIL = 10
 """One result in this many, and at least one, is farther than the value that shows the tail."""
 

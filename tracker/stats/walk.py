@@ -17,12 +17,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from groupbench.tracker.stats.predict import FIRST, LAST, LEFT_OUT, Predicted, lower_median, predict, settled
+from groupbench.tracker.stats.predict import ENOUGH, FIRST, LAST, LEFT_OUT, Predicted, lower_median, predict, settled
 
 OUT = 0.01
 """Chance of a result on a level at most which it is out."""
 AT_ONCE = 0.001
-"""Chance at most which nights are certain by their ranks, and an error is worse on its first night."""
+"""Chance at most which one night is enough for history alone, and an error is worse."""
 TO_SUSPECT = 2
 """Number of nights in a row that make a suspect."""
 NIGHTS = 3
@@ -410,7 +410,7 @@ class _Walker:
 
     def _by_nights(self, place: int) -> None:
         """Begin or end a level after enough results in a row that are out."""
-        if abs(self.run) < NIGHTS or rank_chance(place + 1 - NIGHTS, NIGHTS) > AT_ONCE:
+        if abs(self.run) < NIGHTS or place + 1 < NIGHTS + ENOUGH:
             return
         top, slower, number = self.stack[-1], self.run > 0, abs(self._together(self._centre(self.stack[-1])))
         if number < NIGHTS:
