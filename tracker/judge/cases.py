@@ -127,6 +127,8 @@ class Cases:
         if one.metric is LATENCY:
             facts = of_history(walked, one.point.timing or "cpu")
             facts |= {"back": walked.back == one.last, "noisy": is_noisy(one), "score": score}
+            if walked.far:
+                facts["came_back"] = float(self.latencies.came_back[one.last])
         else:
             facts = {"nights": walked.nights, "beyond": walked.beyond, "since": abs(walked.nights)}
             facts |= {"p": walked.p} if walked.nights else {}

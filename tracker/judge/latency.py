@@ -14,13 +14,13 @@ from groupbench.tracker.judge.evidence import Evidence
 from groupbench.tracker.judge.gate_data import GateData
 from groupbench.tracker.judge.machine import Machines
 from groupbench.tracker.judge.parts import Case, ab_text, found_by, joined, percent, why_undecided
-from groupbench.tracker.judge.rules import AT_ONCE
 from groupbench.tracker.judge.spans import Span
 from groupbench.tracker.judge.tonight import Tonight
 from groupbench.tracker.judge.toolchain_lines import software_changes
 from groupbench.tracker.judge.verdicts import CANARY, Effect, Judged
+from groupbench.tracker.stats.predict import ENOUGH
 from groupbench.tracker.stats.thresholds import BLIND, GROSS, TOO_NOISY
-from groupbench.tracker.stats.walk import NIGHTS, OUT, Walked
+from groupbench.tracker.stats.walk import AT_ONCE, NIGHTS, OUT, Walked
 from groupbench.tracker.store import comparisons
 from groupbench.tracker.store.comparisons import Compared
 
@@ -204,14 +204,15 @@ def _by_ab_alone(row: Judged, compared: Compared) -> Judged:
 
 def of_history(walked: Walked, timing: str) -> dict[str, Any]:
     """Return the fields of Evidence that earlier results alone give, of a latency with this timing."""
-    few = walked.top is not None and walked.top.few
+    nights = abs(walked.nights)
+    few = walked.results + 1 - max(nights, 1) < ENOUGH
     return {
         "p": walked.p if walked.ps else None,
         "nights": walked.nights,
         "beyond": walked.beyond,
         "far": walked.far,
         "rank": walked.rank,
-        "since": abs(walked.nights),
+        "since": nights,
         "few": few,
         "slight": few and abs(walked.distance) <= math.log1p(GROSS[timing]),
     }

@@ -13,10 +13,8 @@ from dataclasses import dataclass
 from groupbench.tracker.facts.verdicts import Verdict
 from groupbench.tracker.judge.evidence import OLD, Evidence
 from groupbench.tracker.stats.thresholds import BLIND
-from groupbench.tracker.stats.walk import NIGHTS, TO_SUSPECT
+from groupbench.tracker.stats.walk import AT_ONCE, NIGHTS, TO_SUSPECT
 
-AT_ONCE = 0.001
-"""Chance at most which a change of an error is certain on its first night: no A/B could decide about it."""
 RARE = 0.005
 """The same where it is the most that a few results, or the ranks of results, can show."""
 
@@ -192,9 +190,10 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "unconfirmed", lambda e: e.nights > 0 and e.p is not None and e.p <= (RARE if e.few else AT_ONCE) and e.beyond
-        and (e.decidable or e.is_error) and not e.slight, Verdict.UNCONFIRMED,
+        and e.decidable and not e.slight and e.came_back <= RARE, Verdict.UNCONFIRMED,
         "a first night with a chance of at most 0.1 %, farther from all results than they are from each other; or, "
-        "with few earlier results, a gross change with a chance of at most 0.5 %",
+        "with few earlier results, a gross change with a chance of at most 0.5 %; unless more than 0.5 % of all "
+        "results were such and came back",
     ),
     Rule(
         "two nights better", lambda e: -e.nights >= TO_SUSPECT and e.decidable and not e.slight, Verdict.SUSPECT,

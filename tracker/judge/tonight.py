@@ -21,8 +21,8 @@ from groupbench.tracker.judge.spans import Span
 from groupbench.tracker.query.rows import PointRow, RunRow
 from groupbench.tracker.stats.exact import walk_exact
 from groupbench.tracker.stats.predict import ENOUGH, FIRST, LAST, lower_median
-from groupbench.tracker.stats.screen import Followed, OneLevel, Stacked, scatter, screen
-from groupbench.tracker.stats.thresholds import FLOOR, least_effect, prior_scatter
+from groupbench.tracker.stats.screen import Followed, OneLevel, Stacked, came_back, scatter, screen
+from groupbench.tracker.stats.thresholds import FLOOR, GROSS, least_effect, prior_scatter
 from groupbench.tracker.stats.walk import NIGHTS, Level, Walked
 
 POOL = 6
@@ -245,6 +245,7 @@ class Latencies:
         groups: All of them.
         eventful: Those that may have moved, by point key.
         calm: The others' group and place.
+        came_back: Share of results far from all before that came back, by the number of those.
     """
 
     def __init__(self, data: GateData, ask: float) -> None:
@@ -254,6 +255,8 @@ class Latencies:
         codes = codes_of(data.session, {one.point.series.pk for one in stepped})
         self.eventful |= {one.point.pk: one.knowing(codes) for one in stepped}
         self.calm = {group.points[at].pk: (group, at) for group in self.groups for at in group.calm}
+        gross = {timing: math.log1p(each) for timing, each in GROSS.items()}
+        self.came_back = came_back([(each.stack, gross[each.points[0].timing or "cpu"]) for each in self.groups])
 
     def get(self, point: int) -> Tonight | None:
         """Return a point's latency, by its key, or None without one."""

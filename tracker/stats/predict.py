@@ -9,6 +9,7 @@ out of both, so that a change does not hide itself. All values are logarithms. P
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -55,11 +56,6 @@ class Predicted:
     prior: float = 0.0
     uncertain: float = 1.0
 
-    @property
-    def few(self) -> bool:
-        """Whether the results are too few to show their tail."""
-        return self.freedom < ENOUGH + PRIOR_WEIGHT - 1
-
     def p(self, value: float, error: float = 0.0) -> float:
         """Return the chance of a result at least as far from the centre, in the direction of `value`.
 
@@ -81,7 +77,7 @@ class Predicted:
 
         Noise has longer tails than its middle shows. So the scatter is at least that of a normal distribution with the
         same value that one result in ten exceeds, and it counts for as few results as it is worth. One outlier never
-        counts.
+        counts. If each result is like the one before, the centre is less certain.
         """
         n, deviation = len(self.residuals), max(self.deviation, error)
         if n >= ENOUGH:
@@ -90,12 +86,25 @@ class Predicted:
             tail /= student.quantile((farther + 0.625) / (n + 0.25))
             variance = (PRIOR_WEIGHT * self.prior**2 + (n - 1) * max(tail, 0.0) ** 2) / (n + PRIOR_WEIGHT - 1)
             deviation = max(deviation, math.sqrt(variance * self.uncertain))
+        if n > LEFT_OUT_FROM:
+            alike = correlation(self.residuals)
+            worth = (1 + alike) / (1 - alike)  # results of which each is like the one before count for fewer
+            deviation *= math.sqrt((1 + (self.uncertain - 1) * worth) / self.uncertain)
         freedom = PRIOR_WEIGHT + MAD_WORTH * (self.freedom - PRIOR_WEIGHT)
         return max(self.p(value, error), student.tail(abs(value - self.centre) / deviation, freedom))
 
     def reach(self, p: float) -> float:
         """Return the distance from the centre beyond which a result has at most this chance."""
         return student.quantile(p, self.freedom) * self.deviation
+
+
+def correlation(values: Sequence[float]) -> float:
+    """Return how much successive deviations [n] from a level are alike: at least 0, and without the bias of few."""
+    n, square = len(values), math.fsum(each * each for each in values)
+    if not square:
+        return 0.0
+    found = math.fsum(map(operator.mul, values, values[1:])) / square
+    return min(max(found + (1 + 4 * found) / n, 0.0), 1 - 1 / n)
 
 
 def settled(values: Sequence[float]) -> Sequence[float]:

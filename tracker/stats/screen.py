@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from groupbench.tracker.stats.predict import (
+    ENOUGH,
     FIRST,
     LAST,
     LEFT_OUT,
@@ -133,6 +134,29 @@ def screen(stacks: Sequence[Stacked], ask: float) -> list[OneLevel | None]:
     """
     few = sum(map(len, stacks)) <= FEW
     return [None if few or each.y.shape[1] <= LEFT_OUT_FROM + 1 else _on_one_level(each, ask) for each in stacks]
+
+
+def came_back(stacks: Sequence[tuple[Stacked, float]]) -> Floats:  # [n]
+    """Return the share of results that were farther from all before than those from each other, and came back.
+
+    By the number of earlier results: of all series' results after at least half as many. It is a count, so whatever the
+    noise, history alone cannot raise more false alarms than this share for long.
+
+    Args:
+        stacks: A night's series, with the gross distance that counts after fewer than `ENOUGH` results.
+    """
+    back, seen = np.zeros((2, 1 + max((series.y.shape[1] for series, _ in stacks), default=0)))
+    for series, gross in stacks:
+        y, n = series.y, series.y.shape[1]
+        high, low = (extreme.accumulate(y, axis=1)[:, :-2] for extreme in (np.maximum, np.minimum))
+        limit = low + np.maximum(2 * (high - low), series.least[:, None])
+        limit[:, : ENOUGH - 1] = np.maximum(limit, low + gross)[:, : ENOUGH - 1]
+        back[2:n] += ((y[:, 1:-1] > limit) & (y[:, 2:] <= limit)).sum(axis=0)
+        seen[2:n] += len(y)
+    half = np.arange(1, len(back)) // 2
+    back, seen = back.cumsum(), seen.cumsum()
+    shares: Floats = (back[1:] - back[half]) / np.maximum(seen[1:] - seen[half], 1)
+    return shares
 
 
 def scatter(values: Floats) -> Floats:

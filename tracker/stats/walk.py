@@ -21,6 +21,8 @@ from groupbench.tracker.stats.predict import ENOUGH, FIRST, LAST, LEFT_OUT, Pred
 
 OUT = 0.01
 """Chance of a result on a level at most which it is out."""
+AT_ONCE = 0.001
+"""Chance at most which one night is enough for history alone, and an error is worse."""
 TO_SUSPECT = 2
 """Number of nights in a row that make a suspect."""
 NIGHTS = 3

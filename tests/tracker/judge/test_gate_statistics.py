@@ -124,6 +124,14 @@ def test_five_per_cent_for_one_night_is_never_overlooked(cli: Cli, stored: Store
         assert (code, [name for name, row in rows.items() if row["verdict"] == expected]) == (3, ["b3"])
 
 
+def test_first_nights_that_often_came_back_prove_nothing(cli: Cli, stored: Stored, make: Any) -> None:
+    """One such result of another series is more than 0.5 % of the recent ones, so no first night fails by history."""
+    spike = [make(night, ms=2.0 if night == 6 else 1.0, backend="spike") for night in range(12)]
+    stored([*nights(make, 12, {"b3": (11, 1.06)}), *spike])
+    code, rows = by_backend(cli)
+    assert (code, rows["b3"]["verdict"], rows["b3"]["rule"]) == (0, "undecided", "too early")
+
+
 def test_a_night_back_on_the_level_before_is_not_a_regression(cli: Cli, stored: Stored, make: Any) -> None:
     """Its alert closes, and the next slow night begins another change."""
     made = nights(make, 34, {"b3": (25, 1.05)})

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from groupbench.tracker.stats.predict import predict, settled
-from groupbench.tracker.stats.screen import FEW, Stacked, calm_nights, screen
+from groupbench.tracker.stats.predict import correlation, predict, settled
+from groupbench.tracker.stats.screen import FEW, Stacked, calm_nights, came_back, screen
 from groupbench.tracker.stats.walk import NIGHTS, OUT, Mark, rank_chance, walk
 
 CPU_MS = (0.302, 0.285, 0.293, 0.506, 0.773, 0.709, 0.625, 0.684, 0.738, 0.500, 0.715, 0.713)
@@ -31,6 +31,28 @@ def test_an_ab_with_a_commit_of_the_level_below_ends_a_slowdown() -> None:
     same = {10: [Mark("same", 2, None, math.log(0.3))]}
     walked = walk([math.log(ms) for ms in CPU_MS], math.log1p(0.1), 0.17, same, floor=0.02)
     assert len(walked.stack) == 1
+
+
+def test_results_far_outside_count_if_they_came_back() -> None:
+    """After fewer than five results, only gross ones do; an older one is forgotten after twice as many."""
+    y = np.zeros((20, 14))
+    y[3, 5], y[4, 2], y[5, 3], y[6, 8:] = 0.5, 0.01, 0.5, 0.5
+    stack = Stacked(y, *(np.full(20, each) for each in (0.003, 0.0015, 0.0003)))
+    shares = 20 * came_back([(stack, 0.05)])
+    expected = [0, 0, 0, 1 / 2, 1 / 3, 2 / 3, 2 / 4, 1 / 4, 1 / 5, 1 / 5, 1 / 6, 0, 0, 0]
+    assert shares == pytest.approx(np.array(expected))
+    assert not came_back([(stack.__class__(y[:, :1], stack.least, stack.prior, stack.floor), 0.05)]).any()
+
+
+@pytest.mark.parametrize("rho", [0.0, 0.6])
+def test_results_like_those_before_make_the_centre_less_certain(rho: float) -> None:
+    rng = np.random.default_rng(1)
+    y = rng.normal(size=2000)
+    for place in range(1, len(y)):
+        y[place] += rho * y[place - 1]
+    assert correlation(y.tolist()) == pytest.approx(rho, abs=0.05)
+    assert correlation([]) == correlation([0.0, 0.0]) == correlation([1.0, -1.0] * 5) == 0.0
+    assert correlation([1.0] * 8) == 1 - 1 / 8
 
 
 def logs(*ms: float) -> list[float]:
