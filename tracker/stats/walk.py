@@ -256,7 +256,8 @@ class _Walker:
             night.out = 1 if distance > 0 else -1
 
     def _begin_lost(self, lost: Level, by: Literal["nights"] | None) -> Level:
-        top, lost.by = self.stack[-1], by
+        top, self.lost = self.stack[-1], None  # it begins once, also if two A/Bs find the change after it
+        lost = replace(lost, by=by)  # so that the level replaced by another is always the older one
         del top.values[-len(lost.values) :], top.places[-len(lost.places) :]
         self._begin(lost, replaces=0)
         return lost

@@ -74,6 +74,31 @@ def test_an_effect_is_that_from_the_level_which_the_ab_measured(
     assert walked.stack[-1].was == pytest.approx(0, abs=0.03)
 
 
+def test_two_abs_of_a_slowdown_begin_the_improvement_before_it_once() -> None:
+    """Its first nights are known to be an improvement by the A/B that finds the slowdown from it."""
+    y = (
+        -0.0082,
+        -0.0028,
+        -0.0016,
+        -0.0019,
+        -0.0019,
+        -0.0021,
+        -0.0012,
+        0.0019,
+        0.0021,
+        -0.0013,
+        -0.0074,
+        -0.0071,
+        0.329,
+        0.33,
+    )
+    slower = [Mark("slower", 11, 0.336, tag=1), Mark("slower", 11, 0.337)]
+    walked = walk(y, 0.003, 0.0015, {12: slower, 13: slower[1:]}, [0.0001] * len(y), 0.0003)
+    improved, newest = walked.stack
+    assert (improved.start, newest.start, newest.tag) == (10, 12, 1)
+    assert improved.replaced is not None and improved.replaced.replaced is None
+
+
 def test_an_accepted_improvement_needs_no_ab() -> None:
     marks = {6: [Mark("reference", tag=1), Mark("faster", 5, math.log(0.7), math.log(0.7))]}
     walked = walk(logs(*[1] * 6, 0.7, 0.7), math.log1p(0.1), 0.08, marks)
