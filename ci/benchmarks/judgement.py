@@ -26,7 +26,7 @@ from groupbench.tracker.facts.verdicts import Verdict
 from groupbench.tracker.judge.evidence import Evidence
 from groupbench.tracker.judge.latency import ask_of, of_history, worth
 from groupbench.tracker.judge.rules import decide
-from groupbench.tracker.stats.screen import Stacked, came_back, screen
+from groupbench.tracker.stats.screen import Returns, Stacked, came_back, screen
 from groupbench.tracker.stats.thresholds import FLOOR, GROSS, least_effect, prior_scatter
 from groupbench.tracker.stats.walk import NIGHTS, OUT, Walked, walk
 
@@ -133,16 +133,21 @@ def quiet(options: argparse.Namespace) -> Rows:
                 yield (timing, name, f"{sd:.1%}", *_by_history(sd * noise(rng, times(150, scale), 60), timing))
 
 
-def verdict_of(walked: Walked, n: int, timing: str, back: float) -> Verdict:
-    """Return the verdict on the newest of n results by history alone, by the share that came back."""
+def verdict_of(y: Floats, walked: Walked, timing: str, back: Returns) -> Verdict:
+    """Return the verdict on the newest result of y, [n], by history alone."""
+    n = len(y)
     reach, facts = None if walked.top is None else walked.top.reach(OUT), of_history(walked, timing)
-    return decide(Evidence(had=True, n=n - 1, reach=reach, decidable=True, came_back=back, **facts)).verdict
+    return decide(
+        Evidence(
+            had=True, n=n - 1, reach=reach, decidable=True, came_back=back.share(n - 1, y[-1] - y[:-1].min()), **facts
+        )
+    ).verdict
 
 
-def came_back_of(y: Floats, timing: str) -> float:
-    """Return the share of a database's results, [s, n], that were outside all before and came back."""
+def returns_of(y: Floats, timing: str) -> Returns:
+    """Return a database's results, [s, n], that were outside all before and came back."""
     stack = Stacked(y, *(np.full(len(y), each) for each in limits(timing)))
-    return float(came_back([(stack, math.log1p(GROSS[timing]))])[-1])
+    return came_back([(stack, math.log1p(GROSS[timing]))])
 
 
 TOGETHER = 20
@@ -155,10 +160,10 @@ def _by_history(y: Floats, timing: str) -> tuple[object, ...]:
     counts, number = [0, 0, 0, 0], 0
     for start, n in product(range(0, len(y), TOGETHER), range(2, y.shape[1] + 1, 3)):
         results = y[start : start + TOGETHER, :n]
-        back = came_back_of(results, timing)
+        back = returns_of(results, timing)
         for row in results:
             walked, number = judged(row, timing), number + 1
-            verdict = verdict_of(walked, n, timing, back)
+            verdict = verdict_of(row, walked, timing, back)
             counts[0] += verdict is Verdict.UNDECIDED
             counts[1] += verdict is Verdict.UNCONFIRMED
             counts[2] += verdict is Verdict.SUSPECT and walked.distance > 0
@@ -166,8 +171,8 @@ def _by_history(y: Floats, timing: str) -> tuple[object, ...]:
     return *(f"{1000 * count / number:.2f}" for count in counts), number
 
 
-def _worse(walked: Walked, n: int, timing: str, back: float) -> Verdict:
-    return verdict_of(walked, n, timing, back) if walked.distance > 0 else Verdict.OK
+def _worse(y: Floats, walked: Walked, timing: str, back: Returns) -> Verdict:
+    return verdict_of(y, walked, timing, back) if walked.distance > 0 else Verdict.OK
 
 
 def steps(options: argparse.Namespace) -> Rows:
@@ -194,10 +199,10 @@ def steps(options: argparse.Namespace) -> Rows:
                 y[:, n // 2] += math.log(outlier or 1.0)
                 y[:, n:] += math.log1p(step)
                 walked = [[judged(row[: n + k], timing) for k in (1, 2, 3)] for row in y]
-                back = came_back_of(y[:TOGETHER, : n + 1], timing)
+                back = returns_of(y[:TOGETHER, : n + 1], timing)
                 verdicts = [
-                    [_worse(one, n + k, timing, back) for k, one in enumerate(each, 1) if len(one.stack) == 1]
-                    for each in walked
+                    [_worse(row[: n + k], one, timing, back) for k, one in enumerate(each, 1) if len(one.stack) == 1]
+                    for row, each in zip(y, walked, strict=True)
                 ]
                 failing = [np.mean([len(each) < k or each[k - 1].exit != 0 for each in verdicts]) for k in (1, 2, 3)]
                 undecided = np.mean([each[:1] == [Verdict.UNDECIDED] for each in verdicts])

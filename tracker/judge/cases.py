@@ -128,7 +128,8 @@ class Cases:
             facts = of_history(walked, one.point.timing or "cpu")
             facts |= {"back": walked.back == one.last, "noisy": is_noisy(one), "score": score}
             if walked.far:
-                facts["came_back"] = float(self.latencies.came_back[one.last])
+                y = one.followed.y[: one.last + 1]
+                facts["came_back"] = self.latencies.returns.share(one.last, float(y[-1] - y[:-1].min()))
         else:
             facts = {"nights": walked.nights, "beyond": walked.beyond, "since": abs(walked.nights)}
             facts |= {"p": walked.p} if walked.nights else {}

@@ -18,7 +18,6 @@ from groupbench.tracker.judge.spans import Span
 from groupbench.tracker.judge.tonight import Tonight
 from groupbench.tracker.judge.toolchain_lines import software_changes
 from groupbench.tracker.judge.verdicts import CANARY, Effect, Judged
-from groupbench.tracker.stats.predict import ENOUGH
 from groupbench.tracker.stats.thresholds import BLIND, GROSS, TOO_NOISY
 from groupbench.tracker.stats.walk import AT_ONCE, NIGHTS, OUT, Walked
 from groupbench.tracker.store import comparisons
@@ -205,7 +204,7 @@ def _by_ab_alone(row: Judged, compared: Compared) -> Judged:
 def of_history(walked: Walked, timing: str) -> dict[str, Any]:
     """Return the fields of Evidence that earlier results alone give, of a latency with this timing."""
     nights = abs(walked.nights)
-    few = walked.results + 1 - max(nights, 1) < ENOUGH
+    few = walked.top is not None and walked.top.few
     return {
         "p": walked.p if walked.ps else None,
         "nights": walked.nights,

@@ -192,8 +192,8 @@ RULES: tuple[Rule, ...] = (
         "unconfirmed", lambda e: e.nights > 0 and e.p is not None and e.p <= (RARE if e.few else AT_ONCE) and e.beyond
         and e.decidable and not e.slight and e.came_back <= RARE, Verdict.UNCONFIRMED,
         "a first night with a chance of at most 0.1 %, farther from all results than they are from each other; or, "
-        "with few earlier results, a gross change with a chance of at most 0.5 %; unless more than 0.5 % of all "
-        "results were such and came back",
+        "with few earlier results, a gross change with a chance of at most 0.5 %; unless at least two, and more "
+        "than 0.5 %, of all recent results were about as far and came back",
     ),
     Rule(
         "two nights better", lambda e: -e.nights >= TO_SUSPECT and e.decidable and not e.slight, Verdict.SUSPECT,

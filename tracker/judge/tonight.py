@@ -245,7 +245,7 @@ class Latencies:
         groups: All of them.
         eventful: Those that may have moved, by point key.
         calm: The others' group and place.
-        came_back: Share of results far from all before that came back, by the number of those.
+        returns: All series' results far from all before that came back.
     """
 
     def __init__(self, data: GateData, ask: float) -> None:
@@ -256,7 +256,7 @@ class Latencies:
         self.eventful |= {one.point.pk: one.knowing(codes) for one in stepped}
         self.calm = {group.points[at].pk: (group, at) for group in self.groups for at in group.calm}
         gross = {timing: math.log1p(each) for timing, each in GROSS.items()}
-        self.came_back = came_back([(each.stack, gross[each.points[0].timing or "cpu"]) for each in self.groups])
+        self.returns = came_back([(each.stack, gross[each.points[0].timing or "cpu"]) for each in self.groups])
 
     def get(self, point: int) -> Tonight | None:
         """Return a point's latency, by its key, or None without one."""

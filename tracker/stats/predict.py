@@ -56,6 +56,11 @@ class Predicted:
     prior: float = 0.0
     uncertain: float = 1.0
 
+    @property
+    def few(self) -> bool:
+        """Whether the results are too few to show their tail."""
+        return self.freedom < ENOUGH + PRIOR_WEIGHT - 1
+
     def p(self, value: float, error: float = 0.0) -> float:
         """Return the chance of a result at least as far from the centre, in the direction of `value`.
 

@@ -14,12 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from groupbench.tracker.stats.predict import (
+    AS_FAR,
     ENOUGH,
     FIRST,
     LAST,
     LEFT_OUT,
     LEFT_OUT_FROM,
     MEDIAN_VARIANCE,
+    PRECEDENTS,
     PRIOR_WEIGHT,
     Predicted,
 )  # fmt: skip
@@ -136,27 +138,52 @@ def screen(stacks: Sequence[Stacked], ask: float) -> list[OneLevel | None]:
     return [None if few or each.y.shape[1] <= LEFT_OUT_FROM + 1 else _on_one_level(each, ask) for each in stacks]
 
 
-def came_back(stacks: Sequence[tuple[Stacked, float]]) -> Floats:  # [n]
-    """Return the share of results that were farther from all before than those from each other, and came back.
+@dataclass(frozen=True)
+class Returns:
+    """All series' results that were farther from all before than those from each other, and came back.
 
-    By the number of earlier results: of all series' results after at least half as many. It is a count, so whatever the
-    noise, history alone cannot raise more false alarms than this share for long.
+    Attributes:
+        earlier: How many results each had before it, [k].
+        distance: Of each from the lowest of those, [k].
+        seen: Number of all results with fewer earlier ones than the index.
+    """
+
+    earlier: NDArray[np.int64]
+    distance: Floats
+    seen: NDArray[np.int64]
+
+    def share(self, n: int, distance: float) -> float:
+        """Return the share of results after n to n/2 earlier ones that were about as far and came back.
+
+        It is a count, so whatever the noise, first nights that are rarer raise no more false alarms than their limit.
+        One result alone never counts.
+        """
+        recent = (self.earlier > n // 2) & (self.earlier <= n)
+        number = int((recent & (self.distance >= AS_FAR * distance)).sum())
+        if number < PRECEDENTS:
+            return 0.0
+        newest = min(n, len(self.seen) - 2)
+        return number / int(self.seen[newest + 1] - self.seen[n // 2 + 1])
+
+
+def came_back(stacks: Sequence[tuple[Stacked, float]]) -> Returns:
+    """Find the results far from all before that came back.
 
     Args:
         stacks: A night's series, with the gross distance that counts after fewer than `ENOUGH` results.
     """
-    back, seen = np.zeros((2, 1 + max((series.y.shape[1] for series, _ in stacks), default=0)))
+    earlier, distance = [np.zeros(0, dtype=np.int64)], [np.zeros(0)]
+    seen = np.zeros(2 + max((series.y.shape[1] for series, _ in stacks), default=0), dtype=np.int64)
     for series, gross in stacks:
         y, n = series.y, series.y.shape[1]
         high, low = (extreme.accumulate(y, axis=1)[:, :-2] for extreme in (np.maximum, np.minimum))
         limit = low + np.maximum(2 * (high - low), series.least[:, None])
         limit[:, : ENOUGH - 1] = np.maximum(limit, low + gross)[:, : ENOUGH - 1]
-        back[2:n] += ((y[:, 1:-1] > limit) & (y[:, 2:] <= limit)).sum(axis=0)
+        rows, columns = np.nonzero((y[:, 1:-1] > limit) & (y[:, 2:] <= limit))
+        earlier.append(columns + 1)
+        distance.append(y[rows, columns + 1] - low[rows, columns])
         seen[2:n] += len(y)
-    half = np.arange(1, len(back)) // 2
-    back, seen = back.cumsum(), seen.cumsum()
-    shares: Floats = (back[1:] - back[half]) / np.maximum(seen[1:] - seen[half], 1)
-    return shares
+    return Returns(np.concatenate(earlier), np.concatenate(distance), seen.cumsum())
 
 
 def scatter(values: Floats) -> Floats:
