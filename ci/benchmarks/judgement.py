@@ -18,6 +18,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -135,13 +136,9 @@ def quiet(options: argparse.Namespace) -> Rows:
 
 def verdict_of(y: Floats, walked: Walked, timing: str, back: Returns) -> Verdict:
     """Return the verdict on the newest result of y, [n], by history alone."""
-    n = len(y)
-    reach, facts = None if walked.top is None else walked.top.reach(OUT), of_history(walked, timing)
-    return decide(
-        Evidence(
-            had=True, n=n - 1, reach=reach, decidable=True, came_back=back.share(n - 1, y[-1] - y[:-1].min()), **facts
-        )
-    ).verdict
+    facts: dict[str, Any] = of_history(walked, timing) | {"reach": walked.top and walked.top.reach(OUT)}
+    facts["came_back"] = back.share(len(y) - 1, y[-1] - y[:-1].min())
+    return decide(Evidence(had=True, n=len(y) - 1, decidable=True, **facts)).verdict
 
 
 def returns_of(y: Floats, timing: str) -> Returns:
@@ -177,14 +174,8 @@ def _worse(y: Floats, walked: Walked, timing: str, back: Returns) -> Verdict:
 
 def steps(options: argparse.Namespace) -> Rows:
     """See a step by history alone: share of series that fail on the first three nights, and that are undecided."""
-    yield (
-        "timing",
-        "noise",
-        "sd",
-        "step",
-        "outlier",
-        *(f"{n} results: nights 1 to 3, undecided" for n in (2, 5, 10, 30)),
-    )
+    names = "timing", "noise", "sd", "step", "outlier"
+    yield *names, *(f"{n} results: nights 1 to 3, undecided" for n in (2, 5, 10, 30))
     rng, scale = options.rng, options.scale
     cases = (
         ("gpu", "Gaussian", 0.001, 0.009), ("gpu", "Gaussian", 0.001, 0.018), ("gpu", "exponential", 0.002, 0.018),
