@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from groupbench.operators.catalog.grouped_gemm import group_bounds
-from groupbench.operators.measure.wire import NOT_CHECKED
 from groupbench.operators.operator import Backend
-from groupbench.tracker.facts.record import Record
+from groupbench.tracker.facts.record import NOT_CHECKED, Record
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -125,10 +125,6 @@ class Done(msgspec.Struct, frozen=True, tag=True):
     problem: str | None = None
 
 
-NOT_CHECKED = "not checked: "
-"""The beginning of the message of a cell that the machine was too busy to check. No process writes it of itself."""
-
-
 class Failure(msgspec.Struct, frozen=True, tag=True):
     """The reply to a request that failed. The cell cannot be used afterwards.
 

@@ -11,7 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from groupbench.operators.measure.wire import NOT_CHECKED, Burst, Failure, Paced
+from groupbench.operators.measure.wire import Burst, Failure, Paced
+from groupbench.tracker.facts.record import NOT_CHECKED
 
 log = logging.getLogger(__name__)
 

@@ -31,8 +31,9 @@ from groupbench.operators.measure.faults import authors_frame, located, shown
 from groupbench.operators.measure.judge import JudgeAnswer
 from groupbench.operators.measure.servers import ForkServer
 from groupbench.operators.measure.texts import joined_lines, storable
-from groupbench.operators.measure.wire import NOT_CHECKED, Answer, Failure, Request
+from groupbench.operators.measure.wire import Answer, Failure, Request
 from groupbench.tracker.facts.measured_tree import add_measured_folders
+from groupbench.tracker.facts.record import NOT_CHECKED
 
 log = logging.getLogger(__name__)
 

@@ -20,7 +20,7 @@ from groupbench.tracker.ab.bench import AnswerError, Bench, Closing
 from groupbench.tracker.ab.result import AbCell, AbResult, AbSettings, RanOut
 from groupbench.tracker.ab.side import AbError, AbSide
 from groupbench.tracker.facts.exits import ExitCode
-from groupbench.tracker.facts.record import Accuracy
+from groupbench.tracker.facts.record import NOT_CHECKED, Accuracy
 from groupbench.tracker.text.unchecked import Unchecked
 
 EvaluationVerdict = Literal["faster", "slower", "same", "unknown", "right", "wrong", "suspicious", "failed"]
@@ -260,6 +260,8 @@ def _judged(result: AbResult) -> _Judged:
         return _Judged("wrong" if honest else "suspicious", problem, right, honest)
     if by_base:
         return _Judged("unknown", None, right, honest)
+    if failed and _reason(result).startswith(NOT_CHECKED):
+        return _Judged("unknown", _reason(result), right, honest)
     if failed:
         return _Judged("failed", _reason(result), right, honest)
     return _Judged("right" if result.timing == "interpreted" else decided(result), None, right, honest)

@@ -40,6 +40,9 @@ STATUSES: tuple[str, ...] = get_args(Status)
 MEASURED = ("ok", "wrong")
 """Statuses of cells that ran to completion."""
 
+NOT_CHECKED = "not checked: "
+"""Beginning of an error's message if the machine was too busy to check. No backend's process can write it."""
+
 TIMED = ("gpu", "cpu")
 """Timings of a latency."""
 

@@ -259,6 +259,13 @@ def test_a_baseline_that_is_wrong_or_fails_is_named_and_not_blamed_on_the_candid
     assert exit_code([failed]) == 3
 
 
+def test_a_candidate_that_a_busy_machine_could_not_check_has_not_failed() -> None:
+    reason = "not checked: the device is shared with other work; measure again when it is idle"
+    fails = {"failed_side": "head", "failed_status": "error", "message": f"head (candidate): {reason}"}
+    unknown = result(verdict="failed", head_facts=RIGHT, **fails)
+    assert (unknown.verdict, unknown.problem, exit_code([unknown])) == ("unknown", reason, 3)
+
+
 def test_an_interpreted_kernel_is_right_and_has_no_speed() -> None:
     evaluation = result(verdict="same", timing="interpreted", head_facts=RIGHT, message="accuracy alone was compared")
     assert (evaluation.verdict, evaluation.speedup, evaluation.note) == ("right", None, "accuracy alone was compared")
