@@ -63,7 +63,7 @@ def test_an_ab_of_the_same_files_is_not_timed(repository: Path) -> None:
     results = [compare(repository, base, head) for base, head in (("HEAD~2", "HEAD~1"), ("HEAD~1", "HEAD"))]
     assert (results[0]["verdict"], results[0]["blocks"]) == ("same", 0)
     assert results[0]["message"] == "not timed: both sides ran the same 3 files, with the same packages"
-    assert results[1]["blocks"] > 0
+    assert "not timed" not in str(results[1]["message"]), "its files differ; a busy machine may reach no block"
 
 
 def compare(root: Path, base: str, head: str) -> dict[str, Any]:

@@ -10,10 +10,10 @@ def stat_of(pid: int) -> list[str]:
 
     Raises OSError if the process has ended, or another user's is not shown.
     """
-    fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
-    if not fields:
+    _, bracket, fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")
+    if not bracket or not fields.strip():
         raise ProcessLookupError(pid)  # it ended while it was read
-    return fields
+    return fields.split()
 
 
 def parent_of(pid: int) -> int:

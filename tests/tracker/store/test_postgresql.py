@@ -12,7 +12,6 @@ import threading
 import time
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,6 +19,7 @@ from cases import Cli, rarely
 from sqlalchemy import DateTime, MetaData, create_engine, select, text
 
 from groupbench.tracker.cli import here, main
+from groupbench.tracker.night import measuring
 from groupbench.tracker.store import engine as stores
 from groupbench.tracker.store import queue
 from groupbench.tracker.store.engine import _create_tables, open_store
@@ -281,7 +281,7 @@ def test_the_queue_of_all_hosts_is_listed_and_waited_for(
     monkeypatch.setenv("GROUPBENCH_LOCKS", str(tmp_path))
     monkeypatch.setattr(lease, "WAITING", lease.Waiting())
     monkeypatch.setattr(here, "WAITING", lease.WAITING)
-    monkeypatch.setattr(subprocess, "run", lambda command: SimpleNamespace(returncode=0))
+    monkeypatch.setattr(measuring, "become", lambda command: None)
     assert cli("tune").exit_code == 0  # sets how long to wait, and where
 
     def listed() -> list[tuple[str, str, int, str]]:
