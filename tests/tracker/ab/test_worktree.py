@@ -184,11 +184,14 @@ def test_the_checkout_of_a_killed_process_is_removed_by_the_next(
     with hold(repo) as killed, hold(repo) as living:
         assert killed.stdout is not None and living.stdout is not None
         left, kept = (Path(process.stdout.readline().strip()) for process in (killed, living))
-        killed.kill()
-        killed.wait()
         if locked:
             git(repo, "worktree", "lock", str(left))
+        killed.kill()
+        killed.wait()
         with checkout(repo, "first") as tree:
+            until = time.monotonic() + 10  # its keeper may still be removing it
+            while (left.parent.exists() or worktrees(repo) > 3) and time.monotonic() < until:
+                time.sleep(0.01)
             assert set(tmp_path.glob("groupbench-tree-*")) == {kept.parent, tree.parent}
             assert worktrees(repo) == 3
         living.communicate()
