@@ -11,7 +11,6 @@ from datetime import UTC, datetime
 from typing import Any
 
 from sqlalchemy import func, select
-from sqlalchemy import update as update_rows
 from sqlalchemy.orm import Session
 
 from groupbench.tracker.facts.environment import digest
@@ -343,7 +342,8 @@ def change(
         _refuse(member, state)
     keys = writer.apart({member.pk for member in members})
     if state == "fixed":
-        session.execute(update_rows(Alert).where(Alert.incident_id.in_(keys), Alert.ended.is_(None)).values(ended=now))
+        for stored in session.scalars(select(Alert).where(Alert.incident_id.in_(keys), Alert.ended.is_(None))):
+            stored.ended = now
     for key in keys:
         writer.move(key, state, reason, when, commit)
     return keys

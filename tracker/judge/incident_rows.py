@@ -241,7 +241,7 @@ class IncidentRow(FlatRow):
     def next(self) -> str:
         """The next step."""
         span, search = self.span, _search(self)
-        if self.is_wrong:
+        if self.is_wrong and self.state != "fixed":
             return f"fix the backend: {self.lead.repro or 'it fails the gate until the result is correct'}"
         if self.state not in FAILING:
             last = self.changed.text if self.changed else self.state

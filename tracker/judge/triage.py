@@ -114,7 +114,11 @@ def _with_cost(session: Session, one: IncidentRow, calls: CallsOf, night_ms: flo
         gained = _gained_us(session, one, calls, {layer for layer in of_layer if layer})
         moved = sum(max(0.0, min(us, gained.get(layer, 0.0))) for layer, us in of_layer.items())
         return replace(one, us=sum(of_layer.values()), moved_us=moved)
-    return replace(one, share=sum(ms for _, ms in lost) / night_ms if night_ms else None)
+    if not night_ms:
+        return one
+    extra = sum(ms for _, ms in lost)
+    # By A/Bs, the members may take longer than that night measured.
+    return replace(one, share=extra / max(night_ms, extra + sum(each.before or 0.0 for each, _ in lost)))
 
 
 def _gained_us(session: Session, one: IncidentRow, calls: CallsOf, layers: Collection[str]) -> dict[str, float]:

@@ -90,10 +90,11 @@ def _renamed(session: Session, row: Series, names: Mapping[Field, str]) -> Serie
         pairs = ((field, getattr(row, field), new) for field, new in names.items())
         field, old, new = next(pair for pair in pairs if pair[1] != pair[2])
         raise QueryError(f"run {both[:12]} has results of {field} {old!r} and of {new!r}")
-    for decision in session.scalars(select(Decision).where(Decision.series_id == row.id)):
-        decision.series_id = target.id
+    decisions = session.scalars(select(Decision).where(Decision.series_id == row.id)).all()
+    for each in (*decisions, *session.scalars(select(Alert).where(Alert.series_id == row.id))):
+        each.series_id = target.id
     session.flush()
-    for table in (Point, ABComparison, Alert):
+    for table in (Point, ABComparison):
         session.execute(
             update(table).where(table.series_id == row.id).values(series_id=target.id),
             execution_options={"synchronize_session": False},

@@ -31,7 +31,16 @@ from sqlalchemy import (
     type_coerce,
 )
 from sqlalchemy.engine import Dialect
-from sqlalchemy.orm import DeclarativeBase, Mapped, MappedAsDataclass, Mapper, column_property, mapped_column
+from sqlalchemy.orm import (
+    DeclarativeBase,
+    Mapped,
+    MappedAsDataclass,
+    Mapper,
+    ORMExecuteState,
+    Session,
+    column_property,
+    mapped_column,
+)
 from sqlalchemy.types import TypeDecorator
 
 from groupbench.tracker.facts.record import TIMED
@@ -114,6 +123,14 @@ def _seal(mapper: Mapper[Any], _: Any, row: Any) -> None:
     """Set the row's checksum before it is written, if the table has one."""
     if "checksum" in mapper.columns:
         row.checksum = checksum_of({name: getattr(row, name) for name in sealed_columns(type(row))})
+
+
+@event.listens_for(Session, "do_orm_execute")
+def _refuse_unsealed(state: ORMExecuteState) -> None:
+    """Refuse an UPDATE of whole tables that would leave their rows' checksums behind."""
+    mapper = state.bind_mapper
+    if state.is_update and mapper is not None and "checksum" in mapper.columns:
+        raise TypeError(f"change the rows of {mapper.class_.__name__} one by one: each has a checksum")
 
 
 def sealed_columns(mapped: type[Base]) -> list[str]:

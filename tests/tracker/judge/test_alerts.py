@@ -169,6 +169,14 @@ def test_who_and_why_have_limits(slower: Cli, name: str, longest: int, monkeypat
             assert f": {name} is {length:,} characters long; at most {longest:,} are stored\n" in result.stderr
 
 
+@pytest.mark.parametrize(
+    "words", ["ack 1", "note 1", "expect 1 --until 2100-01-31", "close 1 --as fixed", "close 1 --as invalid"]
+)
+def test_what_people_do_leaves_no_damage(words: str, slower: Cli) -> None:
+    assert slower("incidents", *words.split(), "--reason", "known").exit_code == 0
+    assert slower("db", "verify").exit_code == 0
+
+
 def test_an_expected_level_is_the_one_to_judge_by(slower: Cli, stored: Stored, make: Any) -> None:
     assert slower("incidents", "expect", "1", "--until", "2100-01-31", "--reason", "accuracy").exit_code == 0
     result = slower("gate", "--update")
@@ -353,6 +361,7 @@ def test_a_wrong_result_fails_despite_its_alert(cli: Cli, stored: Stored, make: 
     assert cli("incidents", "close", "1", "--as", "invalid", "--reason", "r").exit_code == 2
     stored([make(2)])
     assert "1 fixed (1)" in cli("gate", "--update").stderr
+    assert "next: nothing: fixed" in cli("incidents", "--all").stdout
     stored([make(3, status="wrong")])
     assert "1 opened (2)" in cli("gate", "--update").stderr
 

@@ -13,11 +13,12 @@ from typing import Any
 
 import pytest
 from cases import Cli, refused
-from sqlalchemy import text
+from sqlalchemy import text, update
 
 from groupbench.tracker.facts.errors import StoreError
 from groupbench.tracker.store import engine as stores
 from groupbench.tracker.store.engine import Store, open_store
+from groupbench.tracker.store.schema import Point, sealed_tables
 
 
 def test_a_new_store_waits_for_writers_checks_keys_and_syncs(opened: Store) -> None:
@@ -40,6 +41,14 @@ def test_a_write_that_fails_leaves_nothing(opened: Store) -> None:
         raise RuntimeError
     with opened.read() as session:
         assert session.scalar(text('SELECT count(*) FROM "commit"')) == 0
+
+
+def test_no_update_leaves_a_checksum_behind(opened: Store) -> None:
+    with opened.read() as session:
+        session.execute(update(Point).values(message=None))
+        for table in sealed_tables():
+            with pytest.raises(TypeError, match=f"rows of {table.__name__} one by one"):
+                session.execute(update(table).values(id=1))
 
 
 def test_opening_again_changes_nothing(db: Path) -> None:
