@@ -465,7 +465,7 @@ CHEATS = (
     Cheat("clock", forged_code, (*SEAL, "isolation")),
     Cheat("clock", forged_instance, SEAL),
     Cheat("clock", without_seal, ("parent's clock", "physics"), "cpu"),
-    Cheat("clock", forged_pairs, ("parent's clock",), "cuda"),
+    Cheat("clock", forged_pairs, ("parent's clock", "physics"), "cuda"),
     Cheat("clock", small_flush, ("isolation",), "cuda"),
     Cheat("clock", reserved_cache_for_a_while, ("L2",), "cuda"),
     *(Cheat("clock", p, ("parent's clock",), "cpu") for p in (constant_of_the_clock, uneven_in_the_pipe)),
