@@ -2,9 +2,8 @@
 // describes them.
 //
 // Constants: ELEMENT, 0 for float32, 1 for bfloat16, 2 for float16; PROGRAMS of a cluster; THREADS of a program; PIECES
-// of 16 bytes that a thread keeps of an operand's row.
-
-typedef unsigned int u32;
+// of 16 bytes that a thread keeps in registers, of each operand; CHUNKS of STEP pieces of each thread in shared memory,
+// for the forward kernel. Without chunks, the source is the backward kernel.
 
 constexpr int WARPS = THREADS / 32;
 constexpr float LOG2_E = 1.4426950408889634f;
@@ -145,51 +144,104 @@ __device__ __forceinline__ void convert_again(Piece* kept, u32 zero) {
 }
 
 __device__ __forceinline__ u32 unknown_zero() {
-  u32 bytes;  // no kernel here has dynamic shared memory
+  u32 bytes;
   asm volatile("mov.u32 %0, %%dynamic_smem_size;" : "=r"(bytes));
-  return bytes;
+  return bytes - CHUNKS * STEP * THREADS * 16;
 }
 
-extern "C" __global__ void __cluster_dims__(PROGRAMS, 1, 1) __launch_bounds__(THREADS, 1)
-    softmax_kernel(const Piece* x, Piece* y, int pieces) {
-  announce();
-  const Part part = part_of_thread(pieces);
-  Piece kept[PIECES];
-  load_part(kept, x, part, LOWEST);
-
+#if CHUNKS
+// Add some pieces to a thread's maximum and sum.
+template <int count>
+__device__ __forceinline__ void add(Powers& powers, const Piece* pieces) {
   u32 largest = LOWEST;
 #pragma unroll
-  for (int i = 0; i < PIECES; ++i)
+  for (int i = 0; i < count; ++i)
 #pragma unroll
-    for (int word = 0; word < WORDS; ++word) largest = larger(largest, kept[i].words[word]);
-  // In powers of two, relative to the thread's own largest value until the row's is known.
-  Powers powers;
-  powers.top = fmaxf(powers.top, LOG2_E * fmaxf(element<0>(largest), element<IN_WORD - 1>(largest)));
+    for (int word = 0; word < WORDS; ++word) largest = larger(largest, pieces[i].words[word]);
+  const float top = fmaxf(powers.top, LOG2_E * fmaxf(element<0>(largest), element<IN_WORD - 1>(largest)));
+  powers = {top, powers.sum * power_of_2(powers.top - top)};
 #pragma unroll
-  for (int i = 0; i < PIECES; ++i)
+  for (int i = 0; i < count; ++i)
 #pragma unroll
     for (int word = 0; word < WORDS; ++word) {
-      powers.sum += power_of_2(fmaf(element<0>(kept[i].words[word]), LOG2_E, -powers.top));
-      if (IN_WORD > 1) powers.sum += power_of_2(fmaf(element<IN_WORD - 1>(kept[i].words[word]), LOG2_E, -powers.top));
+      powers.sum += power_of_2(fmaf(element<0>(pieces[i].words[word]), LOG2_E, -top));
+      if (IN_WORD > 1) powers.sum += power_of_2(fmaf(element<IN_WORD - 1>(pieces[i].words[word]), LOG2_E, -top));
     }
+}
+
+// 2^(x - log2(sum)) is 2^x / sum. The row's largest value was rounded once, so x minus it is exact.
+__device__ __forceinline__ Piece softmax(Piece piece, float top, float shift) {
+#pragma unroll
+  for (int word = 0; word < WORDS; ++word) {
+    const u32 of = piece.words[word];
+    piece.words[word] = word_of(power_of_2(fmaf(element<0>(of), LOG2_E, -top) + shift),
+                                power_of_2(fmaf(element<IN_WORD - 1>(of), LOG2_E, -top) + shift));
+  }
+  return piece;
+}
+
+__device__ __forceinline__ Piece read_piece(u32 from) {
+  const uint4 words = read_16(from);
+  return {words.x, words.y, words.z, words.w};
+}
+
+// A program's part of a row begins in shared memory, where TMA writes it in chunks, and ends in registers.
+extern "C" __global__ void __cluster_dims__(PROGRAMS, 1, 1) __launch_bounds__(THREADS, 2)
+    softmax_kernel(const Piece* x, Piece* y, int pieces) {
+  constexpr int CHUNK = THREADS * STEP;  // pieces
+  constexpr int IN_SHARED = CHUNKS * CHUNK;
+  extern __shared__ __align__(128) char shared[];
+  __shared__ alignas(8) u64 ready[CHUNKS + 1];
   __shared__ Powers of_warps[WARPS * PROGRAMS];
+  announce();
+  const Part part = part_of_thread(pieces);
+  const int count = part.count + threadIdx.x;  // of the program; negative if other programs have the whole row
+  const u32 here = shared_address(shared) + threadIdx.x * 16;
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < CHUNKS; ++i) set_up_barrier(shared_address(ready + i), 1);
+    publish_barriers();
+    for (int i = 0; i < CHUNKS && i * CHUNK < count; ++i) {
+      const int bytes = min(CHUNK, count - i * CHUNK) * 16;
+      expect(shared_address(ready + i), bytes);
+      copy(here + i * CHUNK * 16, x + part.start + i * CHUNK, bytes, shared_address(ready + i));
+    }
+  }
+  Piece kept[PIECES + 1];  // no array may be empty
+#pragma unroll
+  for (int i = 0; i < PIECES; ++i) {
+    const int at = IN_SHARED + i * THREADS;
+    kept[i] = at < part.count ? load(x + part.start + at) : Piece{LOWEST, LOWEST, LOWEST, LOWEST};
+  }
+  __syncthreads();
+
+  // In powers of two, relative to the thread's own largest value until the row's is known.
+  Powers powers;
+#pragma unroll 1
+  for (int first = 0, i = 0; i < CHUNKS && first < count; first += CHUNK, ++i) {
+    wait_for(shared_address(ready + i), 0);
+    Piece chunk[STEP];
+#pragma unroll
+    for (int step = 0; step < STEP; ++step) {
+      const int at = first + step * THREADS;
+      chunk[step] = at < part.count ? read_piece(here + at * 16) : Piece{LOWEST, LOWEST, LOWEST, LOWEST};
+    }
+    add<STEP>(powers, chunk);
+  }
+  add<PIECES>(powers, kept);
   powers = of_cluster(powers, of_warps);
   convert_again(kept, unknown_zero());
 
-  // 2^(x - log2(sum)) is 2^x / sum. The row's largest value was rounded once, so x minus it is exact.
   const float shift = -log2f(powers.sum);
 #pragma unroll
   for (int i = 0; i < PIECES; ++i) {
-#pragma unroll
-    for (int word = 0; word < WORDS; ++word) {
-      const u32 of = kept[i].words[word];
-      kept[i].words[word] = word_of(power_of_2(fmaf(element<0>(of), LOG2_E, -powers.top) + shift),
-                                    power_of_2(fmaf(element<IN_WORD - 1>(of), LOG2_E, -powers.top) + shift));
-    }
-    if (i * THREADS < part.count) store(y + part.start + i * THREADS, kept[i]);
+    const int at = IN_SHARED + i * THREADS;
+    if (at < part.count) store(y + part.start + at, softmax(kept[i], powers.top, shift));
   }
+#pragma unroll 2
+  for (int at = 0; at < IN_SHARED && at < part.count; at += THREADS)
+    store(y + part.start + at, softmax(read_piece(here + at * 16), powers.top, shift));
 }
-
+#else
 extern "C" __global__ void __cluster_dims__(PROGRAMS, 1, 1) __launch_bounds__(THREADS, 1)
     softmax_backward_kernel(const Piece* y, const Piece* dy, Piece* dx, int pieces) {
   announce();
@@ -223,3 +275,4 @@ extern "C" __global__ void __cluster_dims__(PROGRAMS, 1, 1) __launch_bounds__(TH
     if (i * THREADS < part.count) store(dx + part.start + i * THREADS, kept_y[i]);
   }
 }
+#endif

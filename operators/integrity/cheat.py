@@ -32,7 +32,7 @@ CATCHERS = {
     "domain": r"^PermissionError",
     "isolation": (
         r"the process( died|, or the one above it, was killed)|could not be read|no answer within"
-        r"|^its process reports: |^(Type|Runtime|Attribute)Error|^StopIteration"
+        r"|^its process reports: |^its answer to |^(Type|Runtime|Attribute)Error|^StopIteration"
     ),
 }
 """Mechanisms by the pattern of a record's message. The first pattern that matches names the mechanism."""

@@ -81,7 +81,7 @@ def test_rows_of_every_length(N: int, dtype: torch.dtype, monkeypatch: pytest.Mo
 
 @NO_HOPPER
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
-@pytest.mark.parametrize("row_bytes", [16, 4096 + 16, 131072, 131072 + 16, 303872, 524288])
+@pytest.mark.parametrize("row_bytes", [16, 4096 + 16, 16384 + 16, 114688 + 16, 131072, 180224 + 16, 303872, 524288])
 def test_rows_that_a_cluster_shares(row_bytes: int, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     x, dy = (torch.randn(67, row_bytes // dtype.itemsize, device=HERE).to(dtype) for _ in range(2))

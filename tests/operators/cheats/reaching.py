@@ -162,7 +162,7 @@ def honest_when_audited(x: Any) -> Any:
 
 
 def coarse_in_most_calls(x: Any) -> Any:
-    """Compute three of four timed calls in half the precision."""
+    """Round the operands of three of four timed calls to fp8."""
     import torch
 
     calls = [0]
@@ -171,8 +171,8 @@ def coarse_in_most_calls(x: Any) -> Any:
         calls[0] += 1
         if keeper_of_burst() is None or calls[0] % 4 == 0:
             return product(x)
-        parts = [(a.half() @ b.half()).to(a.dtype) for a, b in zip(x.a.split(x.rows), x.b, strict=True)]
-        return torch.cat(parts)
+        a, b = (operand.to(torch.float8_e4m3fn).to(operand.dtype) for operand in (x.a, x.b))
+        return torch.cat([rows @ weight for rows, weight in zip(a.split(x.rows), b, strict=True)])
 
     return run
 
@@ -252,5 +252,5 @@ CHEATS = (
     Cheat("lower precision", coarse_in_most_calls, MOVED),
     Cheat("input", shrunk_inputs, (*MOVED, "own inputs", "isolation")),
     Cheat("input", undoes_moves, (*MOVED, "own inputs")),
-    Cheat("clock", claims_to_be_interpreted, (*SEAL, *MOVED)),
+    Cheat("clock", claims_to_be_interpreted, (*SEAL, *MOVED, "isolation")),
 )
