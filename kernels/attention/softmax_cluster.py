@@ -8,7 +8,7 @@ maximum and sum into the shared memory of all programs: the row's are known afte
 
     forward    most of a program's part is in shared memory, the rest in registers. So an SM has two programs, and one
                reads while the other one computes or writes: 0.97 of a copy's speed in rows of 128 KiB. A single program
-               with the row in registers reaches 0.92, and so does one that reads its next row meanwhile.
+               with the row in registers reaches 0.92, and so does one that reads its next row while it computes.
     backward   y and dy are in the registers of one program on each SM
 
 A thread has pieces of 16 bytes. A row must consist of whole pieces. Sums are in fp32, in one order.
@@ -38,7 +38,7 @@ PROGRAMS = range(1, 9)  # of a cluster
 
 @dataclass(frozen=True)
 class Parts:
-    """Where a program keeps its part of a row, of each operand.
+    """The places that hold a program's part of a row, of each operand.
 
     Attributes:
         threads: Of a program, at most.
