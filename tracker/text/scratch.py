@@ -55,10 +55,10 @@ A process left behind may still write there for a moment.
 
 @dataclass(frozen=True)
 class Ending:
-    """What the keeper of a killed process does before it removes the folder.
+    """A command that the keeper of a killed process runs before it removes the folder.
 
     Attributes:
-        lock: Folder whose lock the keeper holds meanwhile.
+        lock: Folder whose lock the keeper holds during the command.
         command: Program and its arguments.
         environment: The program's environment.
     """
@@ -89,7 +89,7 @@ class Scratch:
             self.handle = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
         except BaseException:
             if self._keeper is not None:
-                self._keeper.communicate()  # it removes what was made
+                self._keeper.communicate()  # it removes the folder
             raise
         with contextlib.suppress(OSError):  # without locks, the file system keeps an abandoned folder
             fcntl.flock(self.handle, fcntl.LOCK_EX)
