@@ -110,7 +110,7 @@ def test_a_namespace_package(layout: Layout, way: str) -> None:
 
 
 def test_a_namespace_package_with_a_build_tools_folder_of_links(layout: Layout) -> None:
-    """As setuptools makes it for two distributions that share a namespace, one of them installed in strict mode."""
+    """Setuptools makes one for a distribution in strict mode; here, two distributions share a namespace."""
     layout.package("one/acme/first")
     layout.package("two/acme/inner/second")
     layout.package("two/acme/inner/second", "new.py", both=False)
