@@ -23,7 +23,8 @@ print(json.dumps([sys.path, os.environ.get("PYTHONPATH"), os.environ.get({folder
 
 
 @pytest.fixture
-def repository(tmp_path: Path) -> Path:
+def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.delenv(FOLDERS, raising=False)  # set where a command has run in the tests' own process
     folder = tmp_path / "repository"
     for name in (".git", "python", "deps/click.dist-info", "layout/groupbench", "sub"):
         (folder / name).mkdir(parents=True)
