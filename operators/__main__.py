@@ -1,11 +1,11 @@
 """The `tritonbench` command, also as `python -m groupbench.operators`."""
 
-from groupbench.tracker.facts.programs import leave_repository
+from groupbench.tracker.facts.programs import begin
 
 
 def main() -> None:
     """Run the command."""
-    leave_repository()
+    begin()
     from groupbench.tracker.tools import signals
 
     signals.report_and_end("tritonbench")  # while modules are imported

@@ -7,9 +7,7 @@ Importing this package loads no modules, so that a machine that only writes reco
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
-
+TYPE_CHECKING = False  # type checkers take it for true; `typing` takes longer than the rest of the command's first step
 if TYPE_CHECKING:
     from groupbench.tracker.api import Tracker as Tracker
     from groupbench.tracker.api import open_tracker as open_tracker
@@ -17,7 +15,9 @@ if TYPE_CHECKING:
 __all__ = ["Tracker", "open_tracker"]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name in __all__:
+        import importlib
+
         return getattr(importlib.import_module(f"{__name__}.api"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from functools import cached_property
 from importlib.abc import MetaPathFinder
 from importlib.machinery import EXTENSION_SUFFIXES, ModuleSpec, PathFinder
-from importlib.util import spec_from_file_location
+from importlib.util import source_from_cache, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
 
@@ -103,9 +103,9 @@ class OwnModules(MetaPathFinder):
         if not place.endswith(CODE_SUFFIXES) or place.startswith(self._installed):
             return
         if (replacement := self.counterpart(place)) is not None:
-            relative = os.path.relpath(replacement, self._tree)
+            relative = os.path.relpath(_source_of(replacement), self._tree)
             raise ForeignCodeError(
-                f"{place} of the working tree would be measured as {self._name}; "
+                f"{_source_of(place)} of the working tree would be measured as {self._name}; "
                 f"load {relative} by a path relative to the file that needs it"
             )
 
@@ -121,7 +121,7 @@ class OwnModules(MetaPathFinder):
         if spec.submodule_search_locations is None:
             return spec
         before = list(spec.submodule_search_locations)
-        after = [place for folder in before if Path(place := self.counterpart(folder) or folder).is_dir()]
+        after = [place for folder in before if (place := self._part(folder)) is not None]
         if before == after or all(self.counterpart(folder) is None for folder in before):
             return spec
         if not after:
@@ -129,6 +129,16 @@ class OwnModules(MetaPathFinder):
         replacement = ModuleSpec(name, None, is_package=True)
         replacement.submodule_search_locations = after
         return replacement
+
+    def _part(self, folder: str) -> str | None:
+        """Return the folder to search instead of a namespace's, or None without one.
+
+        A build tool's folder of links to the working tree's files remains: each file found there is replaced.
+        """
+        place = self.counterpart(folder) or folder
+        if Path(place).is_dir():
+            return place
+        return folder if any(file.is_symlink() for file in Path(folder).rglob("*.py")) else None
 
     def _owned(self, name: str, spec: ModuleSpec, folders: Sequence[str], file: str | None = None) -> ModuleSpec:
         """Return the module in the checkout's folders, or in a file, whose folder may have another name."""
@@ -222,6 +232,11 @@ def _others(
         if spec is not None:
             return spec
     return None
+
+
+def _source_of(place: str) -> str:
+    """Return the source of a cached module, or the place itself."""
+    return source_from_cache(place) if Path(place).parent.name == "__pycache__" else place
 
 
 def _search_folder(spec: ModuleSpec, file: str) -> str:

@@ -64,3 +64,12 @@ signals.become(own_program("groupbench.tracker", "--help"), os.environ)
 def test_a_program_of_ours_that_starts_takes_an_interrupt_of_its_first_moment() -> None:
     done = subprocess.run([sys.executable, "-c", STARTS], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (-2, "groupbench: interrupted\n")
+
+
+def test_no_handler_is_left_when_a_program_starts() -> None:
+    """Otherwise, a thread could take a signal just before `exec`, and the new program would not learn of it."""
+    start = "def start(*arguments):\n    print([signal.getsignal(number) is signal.SIG_DFL for number in (1, 2, 15)])\n"
+    a, _, b = STARTS.partition("def start")
+    program = f"{a}{start}{b[b.index('os.execvpe = ') :]}"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout == "[True, True, True]\n", done.stderr

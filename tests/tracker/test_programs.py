@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -13,16 +14,17 @@ import pytest
 from groupbench.tracker.facts.programs import FOLDERS
 
 PROGRAM = """
-from groupbench.tracker.facts.programs import leave_repository
+from groupbench.tracker.facts.programs import begin
 
-leave_repository()
+begin()
 import json, os, sys
 print(json.dumps([sys.path, os.environ.get("PYTHONPATH"), os.environ.get({folders!r}), sys.argv[1:]]))
 """
 
 
 @pytest.fixture
-def repository(tmp_path: Path) -> Path:
+def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.delenv(FOLDERS, raising=False)  # set where a command has run in the tests' own process
     folder = tmp_path / "repository"
     for name in (".git", "python", "deps/click.dist-info", "layout/groupbench", "sub"):
         (folder / name).mkdir(parents=True)
@@ -91,3 +93,39 @@ def test_without_such_a_folder_it_does_not_start_again(repository: Path) -> None
     count.write_text(f"open({str(repository / 'starts')!r}, 'a').write('x')\n")
     start(repository, str(repository.parent / "elsewhere"), str(repository.parent / "program.py"))
     assert (repository / "starts").read_text() == "x"
+
+
+INTERRUPTED = """
+from groupbench.tracker.facts.programs import begin
+
+begin()
+import os, signal
+os.kill(os.getpid(), signal.SIGINT)
+print(sorted(map(int, signal.pthread_sigmask(signal.SIG_UNBLOCK, []))))
+"""
+
+
+@pytest.mark.parametrize(
+    ("path", "ignored", "code", "output"),
+    [
+        ("", False, -signal.SIGINT, ""),
+        ("", True, 0, "[]"),
+        ("python", False, 0, str([int(signal.SIGHUP), int(signal.SIGINT), int(signal.SIGTERM)])),
+    ],
+    ids=["ends it", "ignored", "waits in a program that starts again"],
+)
+def test_an_interrupt_before_the_imports_gives_no_traceback(
+    repository: Path, tmp_path: Path, path: str, ignored: bool, code: int, output: str
+) -> None:
+    (tmp_path / "program.py").write_text(INTERRUPTED)
+    folders = [str(repository / path), *filter(None, [os.environ.get("PYTHONPATH")])] if path else []
+    script = ("trap '' INT; " if ignored else "") + 'exec "$@"'
+    done = subprocess.run(
+        ["sh", "-c", script, "sh", sys.executable, tmp_path / "program.py"],
+        capture_output=True,
+        text=True,
+        cwd=repository / "sub",
+        env={**os.environ, **({"PYTHONPATH": ":".join(folders)} if folders else {})},
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+    assert (done.returncode, done.stderr, done.stdout.strip()) == (code, "", output)

@@ -24,7 +24,7 @@ from groupbench.tracker.ab.submodules import NO_HOOKS, add_submodules
 from groupbench.tracker.facts.errors import TrackerError
 from groupbench.tracker.facts.exits import ExitCode
 from groupbench.tracker.facts.measured_tree import add_to_path, measured_folders
-from groupbench.tracker.text.scratch import Scratch, in_memory, is_scratch, remove_abandoned
+from groupbench.tracker.text.scratch import Ending, Scratch, in_memory, is_scratch, remove_abandoned
 from groupbench.tracker.tools import git
 
 logger = logging.getLogger(__name__)
@@ -164,10 +164,13 @@ class _Worktree:
     def __init__(self, repo: Path, commit: str, parent: str | None) -> None:
         """Make the folder in `parent`, by default in the usual one for temporary files."""
         self.repo, self.commit = repo, commit
-        self.scratch = Scratch("tree", parent)
-        self.path = self.scratch.path / commit[:12]
-        here = repo.absolute()
-        self.scratch.keep(str(common_folder(here)), git.command(here, *_removing(self.path)), git.environment())
+        here, name = repo.absolute(), commit[:12]
+
+        def ending(folder: Path) -> Ending:
+            return Ending(str(common_folder(here)), git.command(here, *_removing(folder / name)), git.environment())
+
+        self.scratch = Scratch("tree", parent, ending)
+        self.path = self.scratch.path / name
 
     @classmethod
     def add(cls, repo: Path, commit: str, parent: str | None) -> _Worktree:

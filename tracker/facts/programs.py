@@ -7,6 +7,7 @@ and in the judging process. Imports only what an interpreter has already importe
 
 from __future__ import annotations
 
+import _signal  # built into the interpreter: a repository's `signal.py` cannot replace it
 import os
 import sys
 
@@ -19,8 +20,15 @@ def own_program(module: str, *arguments: str, python: str = sys.executable) -> l
     return [python, "-P", "-m", module, *arguments]
 
 
-def leave_repository() -> None:
-    """Start this program again if it finds modules in the repository around the current folder.
+def begin() -> None:
+    """Let an interrupt end this program without a traceback, and leave the repository around the current folder."""
+    if _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler:  # not ignored, such as by `nohup`
+        _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
+    _leave_repository()
+
+
+def _leave_repository() -> None:
+    """Start this program again if it finds modules in the repository.
 
     The repository's folders move from PYTHONPATH to `FOLDERS`, which only processes that measure have on their path.
     """
@@ -38,6 +46,8 @@ def leave_repository() -> None:
     environment["PYTHONPATH"] = os.pathsep.join(folder for folder in folders if folder not in measured)
     earlier = filter(None, [environment.get(FOLDERS)])
     environment[FOLDERS] = os.pathsep.join([*([here] if by_module else []), *measured, *earlier])
+    # Python's own start prints a traceback. A blocked signal waits for `tools.signals`.
+    _signal.pthread_sigmask(_signal.SIG_BLOCK, (_signal.SIGINT, _signal.SIGTERM, _signal.SIGHUP))
     os.execve(sys.executable, [sys.executable, *(["-P"] if by_module else []), *sys.orig_argv[1:]], environment)
 
 

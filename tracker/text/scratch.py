@@ -1,7 +1,8 @@
 """Temporary folders that do not outlive their process, even if it is killed.
 
-Each has a keeper: a small process that waits for the folder's lock and then removes it. If the keeper was killed too,
-such as with a container, the next process that makes a folder removes it.
+Each has a keeper, which is started before the folder is made: a small process that waits for the end of its parent and
+of all others that hold the folder's lock, and then removes the folder. If the keeper was killed too, such as with a
+container, the next process that makes a folder removes it.
 """
 
 from __future__ import annotations
@@ -10,12 +11,14 @@ import contextlib
 import fcntl
 import os
 import re
+import secrets
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
@@ -28,6 +31,7 @@ _MEMORY_SHARE = 1 / 32
 _KEEPER = """
 import fcntl, os, sys
 folder, lock, *command = sys.argv[1:]
+os.read(0, 1)
 try:
     fcntl.flock(os.open(folder, os.O_RDONLY), fcntl.LOCK_EX)
     os.stat(folder)
@@ -36,17 +40,32 @@ except OSError:
 import shutil, subprocess, time
 if command:
     fcntl.flock(os.open(lock, os.O_RDONLY), fcntl.LOCK_EX)
-    subprocess.run(command)
+    subprocess.run(command, stdin=subprocess.DEVNULL)
 for _ in range(50):
     shutil.rmtree(folder, ignore_errors=True)
     if not os.path.exists(folder):
         break
     time.sleep(0.1)
 """
-"""Waits until no process holds a folder, runs a command under another lock, and removes the folder.
+"""Waits until its input ends and no process holds a folder, runs a command under another lock, and removes the folder.
 
 A process left behind may still write there for a moment.
 """
+
+
+@dataclass(frozen=True)
+class Ending:
+    """A command that the keeper of a killed process runs before it removes the folder.
+
+    Attributes:
+        lock: Folder whose lock the keeper holds during the command.
+        command: Program and its arguments.
+        environment: The program's environment.
+    """
+
+    lock: str
+    command: Sequence[str]
+    environment: Mapping[str, str]
 
 
 class Scratch:
@@ -58,35 +77,27 @@ class Scratch:
     Raises OSError.
     """
 
-    def __init__(self, kind: str, folder: str | None = None) -> None:
+    def __init__(self, kind: str, folder: str | None = None, ending: Callable[[Path], Ending] | None = None) -> None:
         """Make the folder, in `folder` instead of the usual one for temporary files."""
-        self._keeper: subprocess.Popen[bytes] | None = None
         remove_abandoned()
-        self.path = Path(tempfile.mkdtemp(prefix=f"groupbench-{kind}-{os.getpid()}-", dir=folder))
-        self.handle = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
+        name = f"groupbench-{kind}-{os.getpid()}-{secrets.token_hex(4)}"
+        self.path = Path(folder or tempfile.gettempdir()).absolute() / name
         self._removed = False
+        self._keeper = _keeper_of(self.path, ending(self.path) if ending else Ending("", (), os.environ))
+        try:
+            self.path.mkdir(0o700)
+            self.handle = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
+        except BaseException:
+            if self._keeper is not None:
+                self._keeper.communicate()  # it removes the folder
+            raise
         with contextlib.suppress(OSError):  # without locks, the file system keeps an abandoned folder
             fcntl.flock(self.handle, fcntl.LOCK_EX)
-            self.keep()
-
-    def keep(self, lock: str = "", command: Sequence[str] = (), environment: Mapping[str, str] | None = None) -> None:
-        """Start a keeper, instead of an earlier one. It first runs a command under a folder's lock."""
-        self._end_keeper()
-        with contextlib.suppress(OSError):
-            self._keeper = subprocess.Popen(
-                [sys.executable, "-I", "-S", "-c", _KEEPER, str(self.path), lock, *command],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                start_new_session=True,
-                cwd="/",
-                env=environment,
-            )
 
     def _end_keeper(self) -> None:
         if self._keeper is not None:
             self._keeper.kill()
-            self._keeper.wait()
+            self._keeper.communicate()
 
     def __enter__(self) -> Path:
         return self.path
@@ -100,9 +111,25 @@ class Scratch:
         """Remove the folder with all contents. Does nothing the second time."""
         if not self._removed:
             self._removed = True
-            self._end_keeper()
             shutil.rmtree(self.path, ignore_errors=True)
+            self._end_keeper()
             os.close(self.handle)
+
+
+def _keeper_of(path: Path, ending: Ending) -> subprocess.Popen[bytes] | None:
+    """Start the keeper of a folder, whose input ends with this process. Returns None if it cannot be started."""
+    try:
+        return subprocess.Popen(
+            [sys.executable, "-I", "-S", "-c", _KEEPER, str(path), ending.lock, *ending.command],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+            cwd="/",
+            env=ending.environment,
+        )
+    except OSError:
+        return None
 
 
 def in_memory(size: int) -> str | None:

@@ -57,6 +57,7 @@ def report_and_end(program: str) -> None:
 
 def become(command: list[str], environment: Mapping[str, str]) -> NoReturn:
     """Replace this process by a program. This package's own ones take even the signals of their first moments."""
+    end_at_once()  # a thread would take a signal for a handler that the new program does not have
     if command[1:3] == own_program("")[1:3]:
         signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)  # inherited; `_handle_all` lets them through
     os.execvpe(command[0], command, environment)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import py_compile
 import subprocess
 import sys
 from collections.abc import Callable
@@ -108,6 +109,23 @@ def test_a_namespace_package(layout: Layout, way: str) -> None:
     assert done.stdout == "tree\n", done.stderr
 
 
+def test_a_namespace_package_with_a_build_tools_folder_of_links(layout: Layout) -> None:
+    """Setuptools makes one for a distribution in strict mode; here, two distributions share a namespace."""
+    layout.package("one/acme/first")
+    layout.package("two/acme/inner/second")
+    layout.package("two/acme/inner/second", "new.py", both=False)
+    links = layout.user / "two/build/links"
+    (links / "acme/inner/second").mkdir(parents=True)
+    for name in ("__init__.py", "new.py"):
+        (links / "acme/inner/second" / name).symlink_to(layout.user / "two/acme/inner/second" / name)
+    program = "import acme.first as one, acme.inner.second as two; print(one.where, two.where)"
+    path = (layout.user / "one", links)
+    done = layout.run(program, path=path)
+    assert done.stdout == "tree tree\n", done.stderr
+    done = layout.run(f"{program}; import acme.inner.second.new", path=path)
+    assert "No module named 'acme.inner.second.new'" in done.stderr
+
+
 def test_a_module_that_only_the_commit_has(layout: Layout) -> None:
     layout.package("python/kern")
     (layout.tree / "python/old.py").write_text(CODE.format(where="tree"))
@@ -146,10 +164,12 @@ def test_code_of_the_working_tree_that_is_read_in_another_way_is_refused(layout:
     layout.package("python/kern")
     library = layout.user / "kern.so"
     library.write_bytes(b"")
+    py_compile.compile(str(layout.user / "python/kern/__init__.py"))
     done = layout.run(program.format(file=str(layout.user / "python/kern/__init__.py"), library=str(library)))
     assert done.returncode == 1
     assert done.stdout == ""
     assert f"{layout.user}" in done.stderr and "would be measured as" in done.stderr
+    assert "__pycache__" not in done.stderr
 
 
 def test_data_of_the_working_tree_may_be_read(layout: Layout) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from groupbench.tracker.text import scratch
-from groupbench.tracker.text.scratch import Scratch, in_memory
+from groupbench.tracker.text.scratch import Ending, Scratch, in_memory
 
 MAKER = """
 import os, subprocess, sys
@@ -68,13 +68,39 @@ def test_its_keeper_removes_that_of_a_killed_process_and_first_runs_a_command(
     end(killed)
     while left.exists():
         time.sleep(0.01)
-    made = Scratch("test")
-    made.keep(str(folder), ["cp", "-r", str(made.path), str(folder / "copy")])
+    made = Scratch("test", None, lambda path: Ending(str(folder), ["cp", "-r", str(path), str(folder / "copy")], {}))
     (made.path / "file").touch()
+    assert made._keeper is not None
     os.close(made.handle)  # as its process's end does
-    while made.path.exists():
-        time.sleep(0.01)
+    made._keeper.communicate()
     assert (folder / "copy" / "file").exists()
+
+
+KILLED = """
+import os, shutil, signal, sys
+from pathlib import Path
+from groupbench.tracker.text.scratch import Scratch
+
+def killed(path, *arguments, **options):
+    if sys.argv[1] == "mkdir":
+        made(path, *arguments, **options)
+    print(path, path.exists(), flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+where = {"mkdir": Path, "rmtree": shutil}[sys.argv[1]]
+made = getattr(where, sys.argv[1])
+setattr(where, sys.argv[1], killed)
+Scratch("test").remove()
+"""
+
+
+@pytest.mark.parametrize("moment", ["mkdir", "rmtree"])
+def test_its_keeper_is_there_before_it_and_after_it(folder: Path, moment: str) -> None:
+    command = [sys.executable, "-c", KILLED, moment]
+    left, _, existed = subprocess.run(command, stdout=subprocess.PIPE, text=True).stdout.rstrip().rpartition(" ")
+    assert existed == "True"
+    while Path(left).exists():
+        time.sleep(0.01)
 
 
 def test_the_next_one_removes_that_of_a_killed_process_alone(folder: Path) -> None:
