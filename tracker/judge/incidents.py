@@ -92,9 +92,15 @@ def group(changes: Iterable[Change], quiet: Sequence[frozenset[str]] = ()) -> li
     return sorted(groups, key=len, reverse=True)
 
 
-def fits(effect: float | None, measured: Sequence[float]) -> bool:
-    """Return whether a change inherits an answer: it is between two measured ones with the same cause."""
-    return effect is not None and len(measured) > 1 and min(measured) <= effect <= max(measured)
+def fits(ends: tuple[float, float], measured: Sequence[float]) -> bool:
+    """Return whether a change inherits an answer: its interval excludes 0 and meets that of measured ones.
+
+    Args:
+        ends: Interval of the change.
+        measured: Changes with the same cause that an A/B found.
+    """
+    low, high = ends
+    return len(measured) > 1 and low * high > 0 and low <= max(measured) and min(measured) <= high
 
 
 def _by(items: Iterable[T], key: Callable[[T], K]) -> list[list[T]]:
@@ -125,8 +131,20 @@ def _of_one_time(changes: Iterable[Change]) -> list[list[Change]]:
 
 
 def _with_neighbours(groups: Iterable[list[Change]]) -> list[list[Change]]:
-    """Return the groups, after joining each to a larger one of the run next to it, if noise can be the reason."""
-    return _joined(sorted(groups, key=len, reverse=True), _is_beside)
+    """Return the groups, after joining each to a larger one of the run next to it, if noise can be the reason.
+
+    A series changes once by one cause: its other changes stay apart.
+    """
+    joined: list[list[Change]] = []
+    for rest in sorted(groups, key=len, reverse=True):
+        for group in joined:
+            series = {change.series for change in group}
+            late = [change for change in rest if change.series not in series]
+            if late and _is_beside(group, late):
+                group += late
+                rest = [change for change in rest if change.series in series]
+        joined += [rest] if rest else []
+    return joined
 
 
 def _is_beside(group: Sequence[Change], late: Sequence[Change]) -> bool:
@@ -137,7 +155,7 @@ def _is_beside(group: Sequence[Change], late: Sequence[Change]) -> bool:
         and any(change.first == last or change.last == first for first, last in ends)
         for change in late
     )  # fmt: skip
-    if not beside or {change.series for change in group} & {change.series for change in late}:
+    if not beside:
         return False
     files = _files(group), _files(late)
     kernels = [{change.kernel for change in side} for side in (group, late)]

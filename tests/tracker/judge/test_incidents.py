@@ -112,6 +112,7 @@ def test_a_step_shown_one_run_off_joins_its_cause() -> None:
     cause = [at(key, 5.0) for key in range(6)]
     assert [len(each) for each in group([*cause, at(7, 6.0), at(8, 4.0, 0.125)])] == [8]
     second_step_of_series = at(3, 6.0)
+    assert sorted(len(each) for each in group([*cause, second_step_of_series, at(7, 6.0)])) == [1, 7]
     unlike = ({"effect": 0.5}, {"backend": "helion"}, {"first": 7.0}, {"commit": "a"}, {"exact": True})
     for other in (second_step_of_series, *(at(7, **{"first": 6.0} | each) for each in unlike)):
         assert [len(each) for each in group([*cause, other])] == [6, 1], other
@@ -133,8 +134,12 @@ def test_groups_are_a_partition_that_no_order_changes(drawn: list[tuple[str, flo
     assert sorted(map(sorted, groups)) == sorted(map(sorted, again))
 
 
-def test_an_effect_inherits_between_two_measured_ones() -> None:
-    assert fits(0.1, [0.05, 0.12]) and not fits(0.2, [0.05, 0.12]) and not fits(0.1, [0.1]) and not fits(None, [0, 1])
+def test_a_change_inherits_if_its_interval_meets_two_measured_ones_and_excludes_0() -> None:
+    measured = [0.05, 0.12]
+    assert fits((0.1, 0.1), measured) and fits((0.11, 0.3), measured) and fits((0.01, 0.06), measured)
+    assert not fits((0.13, 0.3), measured) and not fits((0.01, 0.04), measured) and not fits((0.1, 0.1), [0.1])
+    assert not fits((-0.03, 0.1), measured), "it may be no change at all"
+    assert fits((-0.2, -0.1), [-0.15, -0.1]) and not fits((-0.2, 0.01), [-0.15, -0.1])
 
 
 def run(number: int) -> RunRow:
