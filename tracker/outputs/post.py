@@ -87,7 +87,7 @@ class Forge:
     def login_of(self, author: str, commit: str) -> str | None:
         """Return a commit author's account."""
         facts = self.ask("GET", f"{self.root}/commits/{commit}").body
-        names = {(facts.get("commit") or {}).get(who, {}).get("name") for who in ("author", "committer")}
+        names = {((facts.get("commit") or {}).get(who) or {}).get("name") for who in ("author", "committer")}
         return (facts.get("author") or {}).get("login") if author in names else None
 
     def assignee(self, login: str) -> dict[str, Any]:
@@ -116,8 +116,10 @@ class Forge:
             raise OutputError(f"repository {repository!r} does not have the form OWNER/NAME")
         return cls(api.rstrip("/"), repository, number, token)
 
-    def ask(self, method: str, path: str, body: Any = None, *, repeat: bool = True) -> http.HttpResponse:
-        request = http.HttpRequest(method, self.api + path, self.headers, body, secret=self.token)
+    def ask(
+        self, method: str, path: str, body: Any = None, *, answer: type = dict, repeat: bool = True
+    ) -> http.HttpResponse:
+        request = http.HttpRequest(method, self.api + path, self.headers, body, self.token, answer)
         what = f"{method} {path.partition('?')[0]} at {http.host(self.api)}"
         return http.send(request, what=what, repeat=repeat)
 
@@ -129,12 +131,11 @@ class Forge:
             if self.answers_bots and refused.status in (403, 404):
                 return None
             raise
-        name = user.get(self.user_key) if isinstance(user, dict) else None
+        name = user.get(self.user_key)
         return str(name) if name else None
 
-    def read(self, item: Any) -> Text:
+    def read(self, item: Mapping[str, Any]) -> Text:
         """Return a comment or an issue from the API's JSON."""
-        item = item if isinstance(item, dict) else {}
         author = item.get(self.author_key) or {}
         return Text(
             int(item.get("iid") or item.get("number") or item.get("id") or 0),
@@ -157,11 +158,8 @@ class Forge:
     def _pages(self, path: str) -> Iterator[Any]:
         """Yield a list's entries, page by page."""
         for page in range(1, _PAGES + 1):
-            response = self.ask("GET", f"{path}{'&' if '?' in path else '?'}per_page={_PAGE}&page={page}")
-            if not isinstance(response.body, list):
-                raise OutputError(
-                    f"{http.host(self.api)} is not an API of {self.kind}: its response is not a list of comments"
-                )
+            place = f"{path}{'&' if '?' in path else '?'}per_page={_PAGE}&page={page}"
+            response = self.ask("GET", place, answer=list)
             yield from response.body
             links = response.headers.get("link")
             if len(response.body) < _PAGE if links is None else 'rel="next"' not in links:
@@ -215,12 +213,12 @@ class GitLab(Forge):
         return {"PRIVATE-TOKEN": self.token}
 
     def login_of(self, author: str, commit: str) -> str | None:
-        users = self.ask("GET", f"/users?search={quote(author, safe='')}").body
+        users = self.ask("GET", f"/users?search={quote(author, safe='')}", answer=list).body
         names = [user.get("username") for user in users if user.get("name") == author]
         return names[0] if len(names) == 1 else None
 
     def assignee(self, login: str) -> dict[str, Any]:
-        users = self.ask("GET", f"/users?username={quote(login, safe='')}").body
+        users = self.ask("GET", f"/users?username={quote(login, safe='')}", answer=list).body
         return {"assignee_ids": [user["id"] for user in users[:1]]}
 
 

@@ -32,14 +32,16 @@ class FakeForge:
 
     def once(self, request: http.HttpRequest) -> http.HttpResponse:
         if self.random.random() < self.failures:
-            kind = self.random.randrange(4)
+            kind = self.random.randrange(5)
             if kind == 0:
                 raise urllib.error.URLError(ConnectionRefusedError(111, "refused"))
             if kind == 1:
                 return http.HttpResponse(429, {"retry-after": "1"}, {"message": "rate limit"})
             if kind == 2:
                 return http.HttpResponse(502, {}, None)
-            self._carry_out(request)  # carried out, and the answer is lost
+            self._carry_out(request)  # carried out, and the answer is lost, or a proxy's page
+            if kind == 3:
+                return http.HttpResponse(200, {}, None)
             raise TimeoutError("timed out")
         return self._carry_out(request)
 
@@ -51,7 +53,9 @@ class FakeForge:
         if path == "/users":
             return http.HttpResponse(200, {}, [{"id": 7, "username": "ada", "name": "Ada"}])
         if "/commits/" in path:
-            return http.HttpResponse(200, {}, {"commit": {"author": {"name": "Ada"}}, "author": {"login": "ada"}})
+            return http.HttpResponse(
+                200, {}, {"commit": {"author": {"name": "Ada"}, "committer": None}, "author": {"login": "ada"}}
+            )
         if path.endswith("/issues") and request.method == "GET":
             first = (int(query["page"][0]) - 1) * int(query["per_page"][0])
             return http.HttpResponse(200, {}, self.issues[first : first + int(query["per_page"][0])])
