@@ -118,6 +118,21 @@ def test_a_step_shown_one_run_off_joins_its_cause() -> None:
         assert [len(each) for each in group([*cause, other])] == [6, 1], other
 
 
+@pytest.mark.parametrize("end", [3.0, 4.0])
+def test_a_wide_range_joins_its_kernel_and_not_the_first_or_last_cause(end: float) -> None:
+    causes = [("triton", 0.12, 1.0, 2.0), ("helion", 0.3, 2.0, 3.0), ("cute", 0.6, 3.0, 4.0)]
+    changes = [
+        Change((name, key), ("o", name), effect, first, last, series=hash((name, key)))
+        for name, effect, first, last in causes
+        for key in range(3)
+    ]
+    wide = Change("wide", ("o", "helion"), 0.31, 0.0, end, series=0)
+    for order in ([wide, *changes], [*changes, wide]):
+        (largest, *others) = group(order)
+        assert {each.kernel[1] for each in largest} == {"helion"} and len(largest) == 4
+        assert [len(each) for each in others] == [3, 3]
+
+
 def test_named_commits_part_changes_and_take_their_kernels_along() -> None:
     changes = [
         change(1, "triton", commit="a"), change(2, "triton"), change(3, "helion", commit="b"), change(4, "helion"),
