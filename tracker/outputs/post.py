@@ -52,7 +52,9 @@ class Forge:
     author_key: ClassVar[str] = "user"  # field of a text that holds its account
     body_key: ClassVar[str] = "body"  # an issue's field for its text
     edit: ClassVar[str] = "PATCH"  # method that changes a text
-    since: ClassVar[str] = "state=all&since"  # query for the issues since a time, in every state
+    every: ClassVar[str] = "state=all"  # query for the issues in every state
+    by: ClassVar[str] = "creator"  # parameter for those of an account
+    since: ClassVar[str] = "since"  # parameter for those since a time
     moves: ClassVar[Mapping[str, Mapping[str, str]]] = {"open": {"state": "open"}, "closed": {"state": "closed"}}
     answers_bots: ClassVar[bool] = True  # whether a token may belong to no user, such as a workflow's own
 
@@ -166,8 +168,9 @@ class Forge:
                 return
 
     def issues_since(self, since: datetime, me: str | None) -> Iterator[Text]:
-        """Yield the own issues that were opened or changed since a time."""
-        return self.own(f"{self.issues}?{self.since}={since.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}", me)
+        """Yield the account's issues, or those by any bot since a time if the account is unknown."""
+        name, value = (self.by, me) if me else (self.since, f"{since.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}")
+        return self.own(f"{self.issues}?{self.every}&{name}={quote(value, safe='')}", me)
 
     def edit_issue(self, key: int, *fields: Mapping[str, Any]) -> None:
         self.ask(self.edit, f"{self.issues}/{key}", {name: value for each in fields for name, value in each.items()})
@@ -193,7 +196,7 @@ class GitLab(Forge):
     form = ".+"
     number_from = "--pr or CI_MERGE_REQUEST_IID"
     user_key, author_key, body_key, edit = "username", "author", "description", "PUT"
-    since = "scope=all&created_after"
+    every, by, since = "scope=all", "author_username", "created_after"
     moves: ClassVar = {"open": {"state_event": "reopen"}, "closed": {"state_event": "close"}}
     answers_bots = False
 

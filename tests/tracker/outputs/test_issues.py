@@ -29,6 +29,7 @@ class FakeForge:
         self.kind, self.random, self.failures = kind, random.Random(seed), failures
         self.issues: list[dict[str, Any]] = []
         self.assigned = 0
+        self.clock_is_behind = False  # so that the list since a time leaves every issue out
 
     def once(self, request: http.HttpRequest) -> http.HttpResponse:
         if self.random.random() < self.failures:
@@ -57,7 +58,7 @@ class FakeForge:
                 200, {}, {"commit": {"author": {"name": "Ada"}, "committer": None}, "author": {"login": "ada"}}
             )
         if path.endswith("/issues") and request.method == "GET":
-            first = (int(query["page"][0]) - 1) * int(query["per_page"][0])
+            first = (int(query["page"][0]) - 1) * int(query["per_page"][0]) + 1000 * self.clock_is_behind
             return http.HttpResponse(200, {}, self.issues[first : first + int(query["per_page"][0])])
         if path.endswith("/issues"):
             self.issues.append({"number": len(self.issues) + 1, "iid": len(self.issues) + 1, "state": "open"})
@@ -155,6 +156,9 @@ def test_an_issue_is_opened_assigned_updated_closed_and_reopened(fake: FakeForge
 
     assert (done("new"), fake.assigned) == (["opened"], 1)
     assert done("new") == ["unchanged"]
+    fake.clock_is_behind = True
+    assert (done("new"), len(fake.issues)) == (["unchanged"], 1)
+    fake.clock_is_behind = False
     assert done("new", us=3.0) == ["updated"]
     fake.issues[0]["state"] = "closed"
     assert done("new", us=3.0) == ["unchanged"], "a person's decision counts"
