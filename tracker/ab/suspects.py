@@ -113,16 +113,16 @@ class Cause:
 
     Args:
         pairs: The suspects, by pair of commits.
-        known: Rows with the same cause that changed for certain.
+        failing: Rows with the same cause that changed for certain.
     """
 
-    def __init__(self, pairs: Sequence[Pair], known: Sequence[Judged]) -> None:
-        self.pairs, self.is_known = pairs, bool(known)
+    def __init__(self, pairs: Sequence[Pair], failing: Sequence[Judged]) -> None:
+        self.pairs, self.is_known = pairs, bool(failing)
         self.rows: list[Judged] = []  # of the present pair, without an answer
         self.measured: list[tuple[Judged, Compared]] = []
         self.different: list[tuple[Judged, Compared, float]] = []  # with the change of the row
         of_toolchains = any(pair.toolchains is not None for pair in pairs)
-        for row in known:  # earlier nights' commits may differ from the suspects'
+        for row in failing:  # earlier nights' commits may differ from the suspects'
             one = row.compared
             if one is not None and bool(one.toolchains) == of_toolchains and not one.details.get("inherits"):
                 self.answered(row, one)

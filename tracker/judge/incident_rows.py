@@ -133,12 +133,6 @@ class IncidentRow(FlatRow):
         return self.events[-1].text if self.events else None
 
     @property
-    def note(self) -> str:
-        """The newest note by a person, shortened."""
-        notes = [event for event in self.events if event.state == NOTE and event.who != ITSELF]
-        return shortened(notes[-1].text, _NOTE) if notes else ""
-
-    @property
     def changed(self) -> StateChange | None:
         """The newest change of the state."""
         return next((event for event in reversed(self.events) if event.state != NOTE), None)
@@ -275,7 +269,7 @@ class IncidentRow(FlatRow):
         cause = f"cause {self.cause}" if self.cause else ""
         cost = f"costs {self.cost}" if self.cost else ""
         owner, evidence = f"owner {self.owner or 'unknown'}", f"evidence: {self.sure}"
-        facts = [f"{since}{subject}", owner, cause, evidence, cost, self.link, self.note]
+        facts = [f"{since}{subject}", owner, cause, evidence, cost, self.link, _note(self.events)]
         texts = f"{self.pk} {self.state}: {self.title}", "; ".join(filter(None, facts)), f"next: {self.next}"
         first, *rest = (" ".join(text.split()) for text in texts)
         return [first, *(f"  {line}" for line in rest)]
@@ -430,6 +424,12 @@ class MemberRow(FlatRow):
             return None
         key = self.incident.pk
         return f"handle it with `groupbench incidents ack {key}` or `groupbench incidents expect {key}`"
+
+
+def _note(events: Iterable[StateChange]) -> str:
+    """Return the newest note by a person, shortened, or ""."""
+    notes = [event.text for event in events if event.state == NOTE and event.who != ITSELF]
+    return shortened(notes[-1], _NOTE) if notes else ""
 
 
 def _search(one: IncidentRow) -> str | None:

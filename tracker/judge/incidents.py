@@ -9,7 +9,7 @@ commit can explain them all, and if the files that changed under them, or else t
 - The sizes of an exact metric, such as a count of registers, do not part one kernel, since they depend on the shape.
 
 A change one run too early or too late, because of noise, joins the changes of the run next to it, and one with a wide
-range those of its kernel.
+range those of the same kernel.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def group(changes: Iterable[Change], quiet: Sequence[frozenset[str]] = ()) -> li
 
 
 def fits(ends: tuple[float, float], measured: Sequence[float]) -> bool:
-    """Return whether a change inherits an answer: its interval excludes 0 and meets that of measured ones.
+    """Return whether a change inherits an answer: the interval excludes 0 and meets that of measured ones.
 
     Args:
         ends: Interval of the change.
@@ -138,7 +138,7 @@ def _start(change: Change) -> float:
 def _joined_times(parts: Sequence[tuple[int, list[Change]]]) -> list[list[Change]]:
     """Return the parts of several times, after joining each to a larger one of another time, if one cause can be both.
 
-    A series changes once by one cause: its other changes stay apart.
+    A series changes once by one cause: any other change stays apart.
     """
     joined: list[tuple[int, list[Change]]] = []
     for time, rest in sorted(parts, key=lambda each: len(each[1]), reverse=True):

@@ -38,7 +38,7 @@ class HttpRequest:
     headers: Mapping[str, str] = field(default_factory=dict)
     body: Any = None  # sent as JSON
     secret: str = ""  # never shown in messages
-    answer: type = object  # of the decoded JSON: any other answer is a proxy's, not the service's
+    kind: type = object  # of the decoded JSON: any other response is a proxy's, not the service's
 
 
 @dataclass(frozen=True)
@@ -118,9 +118,9 @@ def _attempt(request: HttpRequest, what: str, repeat: bool) -> HttpResponse:
             raise HttpUncertain(failure) from None
         raise _TryAgain(failure) from None
     accepted = 200 <= response.status < 300
-    if accepted and isinstance(response.body, request.answer):
+    if accepted and isinstance(response.body, request.kind):
         return response
-    reason = "the answer is not the API's JSON" if accepted else response.message
+    reason = "the response is not the API's JSON" if accepted else response.message
     failure = _hidden(f"{what}: {response.status} {reason}".rstrip(), request)
     if (accepted or response.status >= 500) and not repeat:
         raise HttpUncertain(failure)

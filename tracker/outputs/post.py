@@ -119,9 +119,9 @@ class Forge:
         return cls(api.rstrip("/"), repository, number, token)
 
     def ask(
-        self, method: str, path: str, body: Any = None, *, answer: type = dict, repeat: bool = True
+        self, method: str, path: str, body: Any = None, *, kind: type = dict, repeat: bool = True
     ) -> http.HttpResponse:
-        request = http.HttpRequest(method, self.api + path, self.headers, body, self.token, answer)
+        request = http.HttpRequest(method, self.api + path, self.headers, body, self.token, kind)
         what = f"{method} {path.partition('?')[0]} at {http.host(self.api)}"
         return http.send(request, what=what, repeat=repeat)
 
@@ -161,7 +161,7 @@ class Forge:
         """Yield a list's entries, page by page."""
         for page in range(1, _PAGES + 1):
             place = f"{path}{'&' if '?' in path else '?'}per_page={_PAGE}&page={page}"
-            response = self.ask("GET", place, answer=list)
+            response = self.ask("GET", place, kind=list)
             yield from response.body
             links = response.headers.get("link")
             if len(response.body) < _PAGE if links is None else 'rel="next"' not in links:
@@ -216,12 +216,12 @@ class GitLab(Forge):
         return {"PRIVATE-TOKEN": self.token}
 
     def login_of(self, author: str, commit: str) -> str | None:
-        users = self.ask("GET", f"/users?search={quote(author, safe='')}", answer=list).body
+        users = self.ask("GET", f"/users?search={quote(author, safe='')}", kind=list).body
         names = [user.get("username") for user in users if user.get("name") == author]
         return names[0] if len(names) == 1 else None
 
     def assignee(self, login: str) -> dict[str, Any]:
-        users = self.ask("GET", f"/users?username={quote(login, safe='')}", answer=list).body
+        users = self.ask("GET", f"/users?username={quote(login, safe='')}", kind=list).body
         return {"assignee_ids": [user["id"] for user in users[:1]]}
 
 

@@ -403,7 +403,7 @@ def test_late_suspects_of_a_known_cause_get_only_what_is_left_of_its_abs(
 def test_a_change_after_the_commit_of_a_cause_inherits_nothing(
     cli: Cli, stored: Stored, make: Any, bench: FakeBench
 ) -> None:
-    """An A/B of the commits before says nothing about the next one, however equal the sizes are."""
+    """An A/B of earlier commits is no evidence about the next one, however equal the sizes are."""
     shapes, late = ([f"G={groups},N={64 + number},K=64" for number in range(8)] for groups in (4, 8))
     stored([make(night, shape=shape, backend="quiet") for night in range(7) for shape in (*shapes, *late)])
     for number in range(8):
