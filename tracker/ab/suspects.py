@@ -14,6 +14,7 @@ from groupbench.tracker.facts.record import Environment
 from groupbench.tracker.judge.causes import some
 from groupbench.tracker.judge.incident_facts import Causes
 from groupbench.tracker.judge.incidents import fits, group
+from groupbench.tracker.judge.spans import Span
 from groupbench.tracker.judge.toolchain_lines import LineSoftware, of_one_toolchain
 from groupbench.tracker.judge.verdicts import Judged
 from groupbench.tracker.store.comparisons import DIFFERENT, Compared
@@ -98,11 +99,17 @@ def _ends(compared: Compared) -> tuple[str, ...]:
     return (compared.base, compared.head, *(compared.toolchains or ()))
 
 
+def _span(row: Judged) -> Span:
+    """Return the runs between which a suspect is compared, or a known change is."""
+    assert row.point is not None
+    return Span(row.ab_base, row.ab_head or row.point.run) if row.ab_base is not None or row.span is None else row.span
+
+
 class Cause:
     """Suspects with one likely cause. A few are measured, and those between two measured changes inherit the answer.
 
-    The least likely suspect comes first, then those with the largest and the smallest change.
-    Without a difference, every suspect is measured; with one, at most `MOST_AB` rows of the cause, or one more suspect.
+    The least likely suspect comes first, then those with the largest and the smallest change. Without a difference,
+    every suspect is measured; with one, at most `MOST_AB` rows of the cause, counted over all rounds and nights.
 
     Args:
         pairs: The suspects, by pair of commits.
@@ -113,7 +120,7 @@ class Cause:
         self.pairs, self.is_known = pairs, bool(failing)
         self.rows: list[Judged] = []  # of the present pair, without an answer
         self.measured: list[tuple[Judged, Compared]] = []
-        self.different: list[float] = []
+        self.different: list[tuple[Judged, Compared, float]] = []  # with the change of the row
         of_toolchains = any(pair.toolchains is not None for pair in pairs)
         for row in failing:  # earlier nights' commits may differ from the suspects'
             one = row.compared
@@ -134,8 +141,7 @@ class Cause:
     def next(self) -> Judged | None:
         """Return the next suspect to measure, or None."""
         rest = [row for row in self.rows if not self._fits(row)]
-        most = max(1, MOST_AB - self.begun)
-        if not rest or (self.different and len(self.measured) - self.begun >= most):
+        if not rest or (self.different and len(self.measured) >= MOST_AB):
             return None
         if not self.different:
             return rest[0]
@@ -159,20 +165,26 @@ class Cause:
         if row.change is None or compared.effect is None:
             return
         if compared.verdict == DIFFERENT and (compared.effect > 0) == (row.change > 0):
-            self.different.append(row.change)
+            self.different.append((row, compared, row.change))
 
     def _fits(self, row: Judged) -> bool:
-        return row.what in (None, "latency") and fits(row.change, self.different)
+        if row.change is None or row.what not in (None, "latency"):
+            return False
+        low, high = (row.change if end is None else end for end in (row.effect.low, row.effect.high))
+        return fits((low, high), [change for _, _, change in self._near(row)])
+
+    def _near(self, row: Judged) -> list[tuple[Judged, Compared, float]]:
+        """Return the differences of which one commit can explain the row too."""
+        return [each for each in self.different if _span(row).overlaps(_span(each[0]))]
 
     def inherited(self, pair: Pair) -> Iterator[tuple[Judged, Compared]]:
         """Yield the suspects that fit, with the answer that they inherit: less what the A/B did not find of the change.
 
         The history also shows what the machine or the toolchain contributed.
         """
-        different = [(row, one) for row, one in self.measured if one.verdict == DIFFERENT]
         for row in filter(self._fits, list(self.rows)):
-            near, one = min(different, key=lambda each: abs((each[0].change or 0.0) - (row.change or 0.0)))
-            rest = math.log1p(near.change or 0.0) - (one.effect or 0.0)
+            near, one, change = min(self._near(row), key=lambda each: abs(each[2] - (row.change or 0.0)))
+            rest = math.log1p(change) - (one.effect or 0.0)
             ends = (row.change, row.effect.low, row.effect.high)
             effect, low, high = (None if end is None or end <= -1 else math.log1p(end) - rest for end in ends)
             now = row.latency_now

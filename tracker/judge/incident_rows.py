@@ -33,6 +33,7 @@ from groupbench.tracker.query.rows import EnvironmentRow, RunRow, SeriesRow
 from groupbench.tracker.query.tables import FlatRow, of_part, of_row
 from groupbench.tracker.store.comparisons import DIFFERENT, Compared, NamedCommits
 from groupbench.tracker.text import repro
+from groupbench.tracker.text.terminal import shortened
 from groupbench.tracker.text.wording import chance, counted, date, signed_ends
 
 STATES = tuple(INCIDENT_STATES)
@@ -52,6 +53,8 @@ BESIDES_CODE = ("infrastructure", "machine", "environment")
 
 _AT_RUN = re.compile(r"(: )?run \S+ at \S+$")
 """The end of a reason naming the run, as `incident_moves` writes it."""
+_NOTE = 120
+"""Longest note on the first screen."""
 _NAMES = 3
 """Most names of backends or reasons in a line."""
 
@@ -265,7 +268,8 @@ class IncidentRow(FlatRow):
         subject = f" {span.subject!r}" if span.subject else ""
         cause = f"cause {self.cause}" if self.cause else ""
         cost = f"costs {self.cost}" if self.cost else ""
-        facts = [f"{since}{subject}", f"owner {self.owner or 'unknown'}", cause, self.sure, cost, self.link]
+        owner, evidence = f"owner {self.owner or 'unknown'}", f"evidence: {self.sure}"
+        facts = [f"{since}{subject}", owner, cause, evidence, cost, self.link, _note(self.events)]
         texts = f"{self.pk} {self.state}: {self.title}", "; ".join(filter(None, facts)), f"next: {self.next}"
         first, *rest = (" ".join(text.split()) for text in texts)
         return [first, *(f"  {line}" for line in rest)]
@@ -420,6 +424,12 @@ class MemberRow(FlatRow):
             return None
         key = self.incident.pk
         return f"handle it with `groupbench incidents ack {key}` or `groupbench incidents expect {key}`"
+
+
+def _note(events: Iterable[StateChange]) -> str:
+    """Return the newest note by a person, shortened, or ""."""
+    notes = [event.text for event in events if event.state == NOTE and event.who != ITSELF]
+    return shortened(notes[-1], _NOTE) if notes else ""
 
 
 def _search(one: IncidentRow) -> str | None:

@@ -8,7 +8,8 @@ commit can explain them all, and if the files that changed under them, or else t
 - Without such files, kernels are parted if their changes differ by more than their scatter and by a quarter.
 - The sizes of an exact metric, such as a count of registers, do not part one kernel, since they depend on the shape.
 
-A change one run too early or too late, because of noise, joins the changes of the run next to it.
+A change one run too early or too late, because of noise, joins the changes of the run next to it, and one with a wide
+range those of the same kernel.
 """
 
 from __future__ import annotations
@@ -82,19 +83,22 @@ def group(changes: Iterable[Change], quiet: Sequence[frozenset[str]] = ()) -> li
         changes: Changes for the better or the worse.
         quiet: Files that changed under each series without a change.
     """
-    groups = [
-        of_cause
-        for alike in _by(changes, lambda each: (each.wrong, each.worse, each.surroundings))
-        for of_cause in _with_neighbours(
-            [of_cause for together in _of_one_time(alike) for of_cause in _by_commit(together, quiet)]
-        )
-    ]
+    groups = []
+    for alike in _by(changes, lambda each: (each.wrong, each.worse, each.surroundings)):
+        times = enumerate(_of_one_time(alike))
+        groups += _joined_times([(time, part) for time, together in times for part in _by_commit(together, quiet)])
     return sorted(groups, key=len, reverse=True)
 
 
-def fits(effect: float | None, measured: Sequence[float]) -> bool:
-    """Return whether a change inherits an answer: it is between two measured ones with the same cause."""
-    return effect is not None and len(measured) > 1 and min(measured) <= effect <= max(measured)
+def fits(ends: tuple[float, float], measured: Sequence[float]) -> bool:
+    """Return whether a change inherits an answer: the interval excludes 0 and meets that of measured ones.
+
+    Args:
+        ends: Interval of the change.
+        measured: Changes with the same cause that an A/B found.
+    """
+    low, high = ends
+    return len(measured) > 1 and low * high > 0 and low <= max(measured) and min(measured) <= high
 
 
 def _by(items: Iterable[T], key: Callable[[T], K]) -> list[list[T]]:
@@ -119,26 +123,43 @@ def _of_one_time(changes: Iterable[Change]) -> list[list[Change]]:
     """Return the changes by time: each group has a time in common, and the groups are as few as possible."""
 
     def overlaps(group: list[Change], part: Sequence[Change]) -> bool:
-        return part[0].first is None or part[0].first < group[0].last
+        return _start(part[0]) < group[0].last
 
-    return _joined(([each] for each in sorted(changes, key=lambda each: each.last)), overlaps, newest=True)
+    def narrow_first(change: Change) -> tuple[float, float]:
+        return change.last, -_start(change)
+
+    return _joined(([each] for each in sorted(changes, key=narrow_first)), overlaps, newest=True)
 
 
-def _with_neighbours(groups: Iterable[list[Change]]) -> list[list[Change]]:
-    """Return the groups, after joining each to a larger one of the run next to it, if noise can be the reason."""
-    return _joined(sorted(groups, key=len, reverse=True), _is_beside)
+def _start(change: Change) -> float:
+    return -math.inf if change.first is None else change.first
+
+
+def _joined_times(parts: Sequence[tuple[int, list[Change]]]) -> list[list[Change]]:
+    """Return the parts of several times, after joining each to a larger one of another time, if one cause can be both.
+
+    A series changes once by one cause: any other change stays apart.
+    """
+    joined: list[tuple[int, list[Change]]] = []
+    for time, rest in sorted(parts, key=lambda each: len(each[1]), reverse=True):
+        for other, group in joined:
+            series = {change.series for change in group}
+            late = [change for change in rest if change.series not in series]
+            if late and other != time and _is_beside(group, late):
+                group += late
+                rest = [change for change in rest if change.series in series]
+        joined += [(time, rest)] if rest else []
+    return [group for _, group in joined]
 
 
 def _is_beside(group: Sequence[Change], late: Sequence[Change]) -> bool:
-    """Return whether one cause may have changed both, of which noise shows some one run too early or too late."""
-    ends = {(change.first, change.last) for change in group}
-    beside = all(
-        not change.exact and change.commit is None and (change.first, change.last) not in ends
-        and any(change.first == last or change.last == first for first, last in ends)
-        for change in late
-    )  # fmt: skip
-    if not beside or {change.series for change in group} & {change.series for change in late}:
-        return False
+    """Return whether one cause may have changed both: at one time, or noise shows some one run off."""
+    ends = {(_start(change), change.last) for change in group}
+    for change in late:
+        overlaps = any(_start(change) < last and first < change.last for first, last in ends)
+        touches = any(_start(change) == last or first == change.last for first, last in ends)
+        if change.commit is not None or not (overlaps or (touches and not change.exact)):
+            return False
     files = _files(group), _files(late)
     kernels = [{change.kernel for change in side} for side in (group, late)]
     return (bool(files[0] & files[1]) if all(files) else bool(kernels[0] & kernels[1])) and _alike(group, late)

@@ -38,6 +38,7 @@ class HttpRequest:
     headers: Mapping[str, str] = field(default_factory=dict)
     body: Any = None  # sent as JSON
     secret: str = ""  # never shown in messages
+    kind: type = object  # of the decoded JSON: any other response is a proxy's, not the service's
 
 
 @dataclass(frozen=True)
@@ -116,12 +117,14 @@ def _attempt(request: HttpRequest, what: str, repeat: bool) -> HttpResponse:
         if not repeat and not isinstance(reason, ConnectionRefusedError):
             raise HttpUncertain(failure) from None
         raise _TryAgain(failure) from None
-    if 200 <= response.status < 300:
+    accepted = 200 <= response.status < 300
+    if accepted and isinstance(response.body, request.kind):
         return response
-    failure = _hidden(f"{what}: {response.status} {response.message}".rstrip(), request)
-    if response.status >= 500 and not repeat:
+    reason = "the response is not the API's JSON" if accepted else response.message
+    failure = _hidden(f"{what}: {response.status} {reason}".rstrip(), request)
+    if (accepted or response.status >= 500) and not repeat:
         raise HttpUncertain(failure)
-    if response.status < 500 and not _is_limit(response):
+    if not accepted and response.status < 500 and not _is_limit(response):
         raise HttpRefused(failure + _advice(response.status), response.status)
     raise _TryAgain(failure, _requested_wait(response))
 

@@ -1,8 +1,8 @@
 """Keep one issue for each incident at GitHub or GitLab: open, update, assign, close and reopen it.
 
-An issue is found by a mark in its text, if the token's account wrote it. So an answer that was lost, or a database
-that could not be written, leads to no second issue. A person's decision to close or reopen an issue counts until the
-incident changes its state.
+An issue is found by its stored address, or by a mark in its text if the token's account wrote it. So an answer that
+was lost, or a database that could not be written, leads to no second issue. A person's decision to close or reopen an
+issue counts until the incident changes its state.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def _one(
     forge: Forge, one: IncidentRow, issues: Mapping[str | None, Text], me: str | None, store: Store
 ) -> Posted | None:
     wanted, text = _wanted(one), _text(one)
-    issue = issues.get(_mark(one))
+    issue = issues.get(_mark(one)) or _linked(forge, one)
     if issue is None and wanted == "closed":
         return None  # it was over before it had an issue
     fields = {"title": one.title, forge.body_key: text}
@@ -121,6 +121,16 @@ def _by_mark(forge: Forge, incidents: Iterable[IncidentRow], me: str | None) -> 
     since = min(one.opened for one in incidents) - timedelta(days=1)
     newest_first = sorted(forge.issues_since(since, me), key=lambda issue: -issue.key)
     return {comment.mark_of(issue.body): issue for issue in newest_first}
+
+
+def _linked(forge: Forge, one: IncidentRow) -> Text | None:
+    """Return the issue at the stored address, unless it is gone. The list lacks it if the clocks differ."""
+    key = (one.link or "").rpartition("/")[2]
+    try:
+        issue = forge.read(forge.ask("GET", f"{forge.issues}/{key}").body) if key.isdecimal() else None
+    except http.HttpRefused:
+        return None
+    return issue if issue is not None and comment.mark_of(issue.body) == _mark(one) else None
 
 
 def _mark(one: IncidentRow) -> str:

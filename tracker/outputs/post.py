@@ -52,7 +52,9 @@ class Forge:
     author_key: ClassVar[str] = "user"  # field of a text that holds its account
     body_key: ClassVar[str] = "body"  # an issue's field for its text
     edit: ClassVar[str] = "PATCH"  # method that changes a text
-    since: ClassVar[str] = "state=all&since"  # query for the issues since a time, in every state
+    every: ClassVar[str] = "state=all"  # query for the issues in every state
+    by: ClassVar[str] = "creator"  # parameter for those of an account
+    since: ClassVar[str] = "since"  # parameter for those since a time
     moves: ClassVar[Mapping[str, Mapping[str, str]]] = {"open": {"state": "open"}, "closed": {"state": "closed"}}
     answers_bots: ClassVar[bool] = True  # whether a token may belong to no user, such as a workflow's own
 
@@ -87,7 +89,7 @@ class Forge:
     def login_of(self, author: str, commit: str) -> str | None:
         """Return a commit author's account."""
         facts = self.ask("GET", f"{self.root}/commits/{commit}").body
-        names = {(facts.get("commit") or {}).get(who, {}).get("name") for who in ("author", "committer")}
+        names = {((facts.get("commit") or {}).get(who) or {}).get("name") for who in ("author", "committer")}
         return (facts.get("author") or {}).get("login") if author in names else None
 
     def assignee(self, login: str) -> dict[str, Any]:
@@ -116,8 +118,10 @@ class Forge:
             raise OutputError(f"repository {repository!r} does not have the form OWNER/NAME")
         return cls(api.rstrip("/"), repository, number, token)
 
-    def ask(self, method: str, path: str, body: Any = None, *, repeat: bool = True) -> http.HttpResponse:
-        request = http.HttpRequest(method, self.api + path, self.headers, body, secret=self.token)
+    def ask(
+        self, method: str, path: str, body: Any = None, *, kind: type = dict, repeat: bool = True
+    ) -> http.HttpResponse:
+        request = http.HttpRequest(method, self.api + path, self.headers, body, self.token, kind)
         what = f"{method} {path.partition('?')[0]} at {http.host(self.api)}"
         return http.send(request, what=what, repeat=repeat)
 
@@ -129,12 +133,11 @@ class Forge:
             if self.answers_bots and refused.status in (403, 404):
                 return None
             raise
-        name = user.get(self.user_key) if isinstance(user, dict) else None
+        name = user.get(self.user_key)
         return str(name) if name else None
 
-    def read(self, item: Any) -> Text:
+    def read(self, item: Mapping[str, Any]) -> Text:
         """Return a comment or an issue from the API's JSON."""
-        item = item if isinstance(item, dict) else {}
         author = item.get(self.author_key) or {}
         return Text(
             int(item.get("iid") or item.get("number") or item.get("id") or 0),
@@ -157,19 +160,17 @@ class Forge:
     def _pages(self, path: str) -> Iterator[Any]:
         """Yield a list's entries, page by page."""
         for page in range(1, _PAGES + 1):
-            response = self.ask("GET", f"{path}{'&' if '?' in path else '?'}per_page={_PAGE}&page={page}")
-            if not isinstance(response.body, list):
-                raise OutputError(
-                    f"{http.host(self.api)} is not an API of {self.kind}: its response is not a list of comments"
-                )
+            place = f"{path}{'&' if '?' in path else '?'}per_page={_PAGE}&page={page}"
+            response = self.ask("GET", place, kind=list)
             yield from response.body
             links = response.headers.get("link")
             if len(response.body) < _PAGE if links is None else 'rel="next"' not in links:
                 return
 
     def issues_since(self, since: datetime, me: str | None) -> Iterator[Text]:
-        """Yield the own issues that were opened or changed since a time."""
-        return self.own(f"{self.issues}?{self.since}={since.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}", me)
+        """Yield the account's issues, or those by any bot since a time if the account is unknown."""
+        name, value = (self.by, me) if me else (self.since, f"{since.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}")
+        return self.own(f"{self.issues}?{self.every}&{name}={quote(value, safe='')}", me)
 
     def edit_issue(self, key: int, *fields: Mapping[str, Any]) -> None:
         self.ask(self.edit, f"{self.issues}/{key}", {name: value for each in fields for name, value in each.items()})
@@ -195,7 +196,7 @@ class GitLab(Forge):
     form = ".+"
     number_from = "--pr or CI_MERGE_REQUEST_IID"
     user_key, author_key, body_key, edit = "username", "author", "description", "PUT"
-    since = "scope=all&created_after"
+    every, by, since = "scope=all", "author_username", "created_after"
     moves: ClassVar = {"open": {"state_event": "reopen"}, "closed": {"state_event": "close"}}
     answers_bots = False
 
@@ -215,12 +216,12 @@ class GitLab(Forge):
         return {"PRIVATE-TOKEN": self.token}
 
     def login_of(self, author: str, commit: str) -> str | None:
-        users = self.ask("GET", f"/users?search={quote(author, safe='')}").body
+        users = self.ask("GET", f"/users?search={quote(author, safe='')}", kind=list).body
         names = [user.get("username") for user in users if user.get("name") == author]
         return names[0] if len(names) == 1 else None
 
     def assignee(self, login: str) -> dict[str, Any]:
-        users = self.ask("GET", f"/users?username={quote(login, safe='')}").body
+        users = self.ask("GET", f"/users?username={quote(login, safe='')}", kind=list).body
         return {"assignee_ids": [user["id"] for user in users[:1]]}
 
 

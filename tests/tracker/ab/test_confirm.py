@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from msgspec.structs import replace
-from nights import Cli, Stored, commit, first_line, members, rows, suspect, wobble
+from nights import Cli, Stored, commit, first_line, members, quiet, rows, suspect, wobble
 from planned_ab import FakeBench
 from repositories import git
 
@@ -373,7 +373,10 @@ def test_a_slower_machine_takes_one_ab_and_adds_nothing_to_an_incident(
     assert len(changes) == 4 and changes == pytest.approx([0.2] * 4, abs=0.003)
 
 
-def test_late_suspects_of_a_known_cause_get_one_more_ab(cli: Cli, stored: Stored, make: Any, bench: FakeBench) -> None:
+def test_late_suspects_of_a_known_cause_get_only_what_is_left_of_its_abs(
+    cli: Cli, stored: Stored, make: Any, bench: FakeBench
+) -> None:
+    """Unlike shapes, so that not all inherit, make no night measure more for a cause."""
     shapes = [f"G=4,N={64 + number},K=64" for number in range(8)]
     late = [f"G=8,N={64 + number},K=64" for number in range(8)]
     quiet = [make(night, shape=shape, backend="quiet") for night in range(8) for shape in (*shapes, *late)]
@@ -391,7 +394,26 @@ def test_late_suspects_of_a_known_cause_get_one_more_ab(cli: Cli, stored: Stored
         stored([*suspect(make, ms=1.2, nights=6, shape=shape)[:-1], make(7, ms=1.203 + 0.001 * number, shape=shape)])
     stored([one for one in quiet if one.run.id == "run-007"])
     assert cli("confirm").stdout.splitlines()[-1] == "CONFIRM 8 different"
-    assert len(bench.compared) - first <= 1
+    assert len(bench.compared) <= MOST_AB
     cli("gate", "--update")
     (incident,) = json.loads(cli("incidents", "--format=json").stdout)
     assert incident["series"] == 16
+
+
+def test_a_change_after_the_commit_of_a_cause_inherits_nothing(
+    cli: Cli, stored: Stored, make: Any, bench: FakeBench
+) -> None:
+    """An A/B of earlier commits is no evidence about the next one, however equal the sizes are."""
+    shapes, late = ([f"G={groups},N={64 + number},K=64" for number in range(8)] for groups in (4, 8))
+    stored([make(night, shape=shape, backend="quiet") for night in range(7) for shape in (*shapes, *late)])
+    for number in range(8):
+        stored(suspect(make, ms=1.2 + 0.002 * number, shape=shapes[number]))
+        stored(quiet(make, 7, shape=late[number]))
+    bench.plan("different", math.log(1.2))
+    assert "fits the A/B" in cli("confirm").stdout
+    cli("gate", "--update")
+    for number in range(8):
+        stored([make(7, ms=1.2 + 0.002 * number, shape=shape) for shape in (shapes[number], late[number])])
+        stored([make(7, shape=shape, backend="quiet") for shape in (shapes[number], late[number])])
+    bench.plan("same", 0.0)
+    assert "fits the A/B" not in cli("confirm").stdout

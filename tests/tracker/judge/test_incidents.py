@@ -112,9 +112,25 @@ def test_a_step_shown_one_run_off_joins_its_cause() -> None:
     cause = [at(key, 5.0) for key in range(6)]
     assert [len(each) for each in group([*cause, at(7, 6.0), at(8, 4.0, 0.125)])] == [8]
     second_step_of_series = at(3, 6.0)
+    assert sorted(len(each) for each in group([*cause, second_step_of_series, at(7, 6.0)])) == [1, 7]
     unlike = ({"effect": 0.5}, {"backend": "helion"}, {"first": 7.0}, {"commit": "a"}, {"exact": True})
     for other in (second_step_of_series, *(at(7, **{"first": 6.0} | each) for each in unlike)):
         assert [len(each) for each in group([*cause, other])] == [6, 1], other
+
+
+@pytest.mark.parametrize("end", [3.0, 4.0])
+def test_a_wide_range_joins_its_kernel_and_not_the_first_or_last_cause(end: float) -> None:
+    causes = [("triton", 0.12, 1.0, 2.0), ("helion", 0.3, 2.0, 3.0), ("cute", 0.6, 3.0, 4.0)]
+    changes = [
+        Change((name, key), ("o", name), effect, first, last, series=hash((name, key)))
+        for name, effect, first, last in causes
+        for key in range(3)
+    ]
+    wide = Change("wide", ("o", "helion"), 0.31, 0.0, end, series=0)
+    for order in ([wide, *changes], [*changes, wide]):
+        (largest, *others) = group(order)
+        assert {each.kernel[1] for each in largest} == {"helion"} and len(largest) == 4
+        assert [len(each) for each in others] == [3, 3]
 
 
 def test_named_commits_part_changes_and_take_their_kernels_along() -> None:
@@ -133,8 +149,12 @@ def test_groups_are_a_partition_that_no_order_changes(drawn: list[tuple[str, flo
     assert sorted(map(sorted, groups)) == sorted(map(sorted, again))
 
 
-def test_an_effect_inherits_between_two_measured_ones() -> None:
-    assert fits(0.1, [0.05, 0.12]) and not fits(0.2, [0.05, 0.12]) and not fits(0.1, [0.1]) and not fits(None, [0, 1])
+def test_a_change_inherits_if_its_interval_meets_two_measured_ones_and_excludes_0() -> None:
+    measured = [0.05, 0.12]
+    assert fits((0.1, 0.1), measured) and fits((0.11, 0.3), measured) and fits((0.01, 0.06), measured)
+    assert not fits((0.13, 0.3), measured) and not fits((0.01, 0.04), measured) and not fits((0.1, 0.1), [0.1])
+    assert not fits((-0.03, 0.1), measured), "it may be no change at all"
+    assert fits((-0.2, -0.1), [-0.15, -0.1]) and not fits((-0.2, 0.01), [-0.15, -0.1])
 
 
 def run(number: int) -> RunRow:

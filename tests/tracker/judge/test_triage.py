@@ -203,4 +203,5 @@ def test_a_note_about_an_old_incident_is_no_news(two_shapes: Cli, monkeypatch: p
     later = datetime.now(UTC) + timedelta(days=30)
     monkeypatch.setattr("groupbench.tracker.cli.incidents._now", lambda: later)
     two_shapes("incidents", "note", "1", "--reason", "it was a cable")
+    assert "; note by Ada: it was a cable\n" in two_shapes("incidents", "--all").stdout
     assert "## Fixed" not in two_shapes("triage", "--since", f"{later - timedelta(days=7):%Y-%m-%d}").stdout

@@ -29,17 +29,20 @@ class FakeForge:
         self.kind, self.random, self.failures = kind, random.Random(seed), failures
         self.issues: list[dict[str, Any]] = []
         self.assigned = 0
+        self.clock_is_behind = False  # so that the list since a time leaves every issue out
 
     def once(self, request: http.HttpRequest) -> http.HttpResponse:
         if self.random.random() < self.failures:
-            kind = self.random.randrange(4)
+            kind = self.random.randrange(5)
             if kind == 0:
                 raise urllib.error.URLError(ConnectionRefusedError(111, "refused"))
             if kind == 1:
                 return http.HttpResponse(429, {"retry-after": "1"}, {"message": "rate limit"})
             if kind == 2:
                 return http.HttpResponse(502, {}, None)
-            self._carry_out(request)  # carried out, and the answer is lost
+            self._carry_out(request)  # carried out, and the answer is lost, or a proxy's page
+            if kind == 3:
+                return http.HttpResponse(200, {}, None)
             raise TimeoutError("timed out")
         return self._carry_out(request)
 
@@ -51,9 +54,11 @@ class FakeForge:
         if path == "/users":
             return http.HttpResponse(200, {}, [{"id": 7, "username": "ada", "name": "Ada"}])
         if "/commits/" in path:
-            return http.HttpResponse(200, {}, {"commit": {"author": {"name": "Ada"}}, "author": {"login": "ada"}})
+            return http.HttpResponse(
+                200, {}, {"commit": {"author": {"name": "Ada"}, "committer": None}, "author": {"login": "ada"}}
+            )
         if path.endswith("/issues") and request.method == "GET":
-            first = (int(query["page"][0]) - 1) * int(query["per_page"][0])
+            first = (int(query["page"][0]) - 1) * int(query["per_page"][0]) + 1000 * self.clock_is_behind
             return http.HttpResponse(200, {}, self.issues[first : first + int(query["per_page"][0])])
         if path.endswith("/issues"):
             self.issues.append({"number": len(self.issues) + 1, "iid": len(self.issues) + 1, "state": "open"})
@@ -151,6 +156,9 @@ def test_an_issue_is_opened_assigned_updated_closed_and_reopened(fake: FakeForge
 
     assert (done("new"), fake.assigned) == (["opened"], 1)
     assert done("new") == ["unchanged"]
+    fake.clock_is_behind = True
+    assert (done("new"), len(fake.issues)) == (["unchanged"], 1)
+    fake.clock_is_behind = False
     assert done("new", us=3.0) == ["updated"]
     fake.issues[0]["state"] = "closed"
     assert done("new", us=3.0) == ["unchanged"], "a person's decision counts"
