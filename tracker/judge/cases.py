@@ -148,7 +148,7 @@ class Cases:
         if one.metric is not LATENCY:
             return self._with_cause(one, Case(evidence, row))
         case = self.facts.with_causes(one, Case(evidence, row), one.on_level(one.begins), since)
-        if case.evidence.excused is None and self.machines.moved(one, one.walked.distance):
+        if case.evidence.excused is None and self.machines.moved(one):
             case = case.knowing(excused="together")
         if one.gradual and case.evidence.ab is None:
             case = case.showing(cause="drift")
@@ -157,11 +157,12 @@ class Cases:
     def _span(self, one: Tonight, level: Level | None = None, at: int = 0) -> Span:
         """Return the runs between which tonight's value left its level, or which a level in force began."""
         if level is None:
-            return one.span(one.begins, one.base) if one.gradual else one.change(one.begins, one.bases)
+            limited = one.gradual or one.walked.inside is not None  # newer results may be off the level
+            return one.span(one.begins, one.base) if limited else tonight.change(one, one.begins, one.bases)
         start = max(level.start, 0)
         if level.after is not None or level.gradual:
             return one.span(start, level.after)
-        return one.change(start, one.on_level(start, one.walked.stack[at - 1]), level)
+        return tonight.change(one, start, one.on_level(start, one.walked.stack[at - 1]), level)
 
     def _unchanged(self, one: Tonight, evidence: Evidence) -> Case:
         note, is_latency = None, one.metric is LATENCY

@@ -84,7 +84,7 @@ class Evidence:
 
     @property
     def not_excluded(self) -> float:
-        """The largest change that tonight's result does not exclude: what would be out, on top of what should be."""
+        """The largest change not excluded by tonight's result: the reach, on top of a distance with an A/B due."""
         due = self.distance if self.asked and self.kind == "tonight" else 0.0
         return (self.reach or 0.0) + max(due, 0.0)
 

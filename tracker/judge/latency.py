@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from groupbench.tracker.facts.metrics import LATENCY
-from groupbench.tracker.judge import transitions
+from groupbench.tracker.judge import tonight, transitions
 from groupbench.tracker.judge.causes import find_cause, same_code, some
 from groupbench.tracker.judge.evidence import Evidence
 from groupbench.tracker.judge.gate_data import GateData
@@ -31,7 +31,7 @@ def measured_span(
 ) -> Span:
     """Return the runs between which an A/B found a change: those of its commits, unless the results tell more.
 
-    Of the results since, the first that is far from the level before is certainly after the change.
+    The first result far from the level before is certainly after the change.
     """
     span, top = row.span, one.walked.top
     assert span is not None
@@ -103,7 +103,7 @@ class LatencyFacts:
             return Case(replace(evidence, ab=ab, cause="code"), replace(row, compared=compared, cause="code"))
         cause = find_cause(*facts, canaries_moved=excused == "canary")
         note = joined(why_undecided(compared) if ab == "undecided" and compared else None, row.note, cause.note)
-        excluded, measured = bool(since) and one.excluded(before, since[0]), one.value
+        excluded, measured = bool(since) and tonight.excluded(one, before, since[0]), one.value
         if ab == "same" and compared is not None:
             measured = math.log(compared.head_ms) if compared.head_ms else -math.inf
         outside = (excluded or ab == "same") and self._is_outside(one, measured)
@@ -143,7 +143,9 @@ class LatencyFacts:
         replaceable = row.transition is not None and row.transition.replaceable
         if row.span is not None and row.span.same_code and not replaceable:
             return case
-        base = next((place for place in reversed(bases) if replaceable or not one.same_code(place, head)), None)
+        base = next(
+            (place for place in reversed(bases) if replaceable or not tonight.same_code(one, place, head)), None
+        )
         if base is None:
             return case
         chosen = one.run_at(base)

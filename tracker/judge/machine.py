@@ -96,8 +96,9 @@ class Machines:
                 elif case is not calm:
                     cases[point][at] = case.showing(ab_base=None)
 
-    def moved(self, one: Tonight, distance: float) -> bool:
-        """Return whether a distance is at most that of all cells of the machine."""
+    def moved(self, one: Tonight, distance: float | None = None) -> bool:
+        """Return whether a distance, by default tonight's, is at most the common one of a machine's cells."""
+        distance = _move(one) if distance is None else distance
         machine, least, top = one.point.environment.machine, one.followed.least, one.walked.top
         common = self._common.get(machine, 0.0)
         if top is None or common * distance <= 0 or abs(common) < least / 2:
@@ -106,7 +107,7 @@ class Machines:
 
     def explains(self, one: Tonight) -> bool:
         """Return whether tonight's distance is at most twice the move of all cells, as for a canary."""
-        machine, distance = one.point.environment.machine, one.walked.distance
+        machine, distance = one.point.environment.machine, _move(one)
         same_way = self._common.get(machine, 0.0) * distance > 0
         return same_way and abs(distance) <= self._excused(machine, one.followed.least)
 

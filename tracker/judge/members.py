@@ -1,4 +1,4 @@
-"""Read incidents' members from the database, with the commits that searches named for their changes."""
+"""Read incidents' members from the database, and the commits named by searches."""
 
 from __future__ import annotations
 

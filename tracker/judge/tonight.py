@@ -106,7 +106,7 @@ class Tonight:
     def bases(self) -> list[int]:
         """The places of the results on the top level before those that are out.
 
-        If an A/B with a newer one did not tell, these are the ones on it by definition.
+        After an A/B with a newer one without an answer, only those on it by definition.
         """
         earlier, walked = self.on_level(self.begins), self.walked
         if walked.inside is not None or self.gradual:
@@ -117,37 +117,6 @@ class Tonight:
     def base(self) -> int | None:
         """The newest of these."""
         return self.bases[-1] if self.bases else None
-
-    def same_code(self, one: int, other: int) -> bool:
-        """Return whether the results at two places are certainly of the same code."""
-        loaded = [self.codes.get((self.point.series.pk, run)) for run in self.keys((one, other))]
-        if loaded[0] is not None and loaded[0] == loaded[1]:
-            return True
-        return self.run_at(one).state.same_code(self.run_at(other).state)
-
-    def certain(self, before: Iterable[int], level: Level | None = None) -> list[int]:
-        """Return the places of earlier results that cannot be of tonight's level, or of a later one."""
-        top = self.walked.top
-        if top is None:
-            return []
-        now, number = (self.value, 1) if level is None else (level.centre_without(self.begins), len(level.values))
-        far = top.reach(OUT) * math.sqrt(1 + 1 / max(number, 1))
-        return [place for place in before if abs(float(self.followed.y[place]) - now) >= far]
-
-    def excluded(self, before: Iterable[int], start: int) -> bool:
-        """Return whether the code of a change cannot be the reason: it has an earlier result on another level."""
-        return any(self.same_code(place, start) for place in self.certain(before))
-
-    def change(self, start: int, before: Sequence[int], level: Level | None = None) -> Span:
-        """Return the runs between which a change at `start` must be; `before` are the places on the level before.
-
-        Noise may show it some results late. The first run is that of the code at `start`.
-        """
-        certain = [] if self.exact else self.certain(before, level)
-        base = certain[-1] if certain else start - 1
-        while start - 1 > base and self.same_code(start - 1, start):
-            start -= 1
-        return self.span(start, base)
 
     @cached_property
     def gradual(self) -> bool:
@@ -214,6 +183,41 @@ class Tonight:
     @property
     def steps(self) -> Sequence[Level]:
         return self.walked.stack[1:]
+
+
+def same_code(one: Tonight, first: int, second: int) -> bool:
+    """Return whether the results at two places are certainly of the same code."""
+    loaded = [one.codes.get((one.point.series.pk, run)) for run in one.keys((first, second))]
+    if loaded[0] is not None and loaded[0] == loaded[1]:
+        return True
+    return one.run_at(first).state.same_code(one.run_at(second).state)
+
+
+def certain(one: Tonight, before: Iterable[int], level: Level | None = None) -> list[int]:
+    """Return the places of earlier results too far from tonight's, or from a later level, to belong to it."""
+    top = one.walked.top
+    if top is None:
+        return []
+    now, number = (one.value, 1) if level is None else (level.centre_without(one.begins), len(level.values))
+    far = top.reach(OUT) * math.sqrt(1 + 1 / max(number, 1))
+    return [place for place in before if abs(float(one.followed.y[place]) - now) >= far]
+
+
+def excluded(one: Tonight, before: Iterable[int], start: int) -> bool:
+    """Return whether the code cannot be the reason for a change: it has an earlier result on another level."""
+    return any(same_code(one, place, start) for place in certain(one, before))
+
+
+def change(one: Tonight, start: int, before: Sequence[int], level: Level | None = None) -> Span:
+    """Return the runs between which a change at `start` must be; `before` are the places on the level before.
+
+    Noise may show it some results late. The first run is the oldest one with the code at `start`.
+    """
+    places = [] if one.exact else certain(one, before, level)
+    base = places[-1] if places else start - 1
+    while start - 1 > base and same_code(one, start - 1, start):
+        start -= 1
+    return one.span(start, base)
 
 
 @dataclass(frozen=True)
