@@ -220,7 +220,7 @@ class Session:
         restless = sum(table.is_restless(record) for record in self.records)
         if restless:
             yield (
-                f"too noisy to use: {counted(restless, 'cell')} "
+                f"unsteady: {counted(restless, 'cell')} "
                 f"(bursts vary by more than {100 * table.UNUSABLE_SPREAD:.0f} %)"
                 "; is another process using this machine? Check with `groupbench doctor`"
             )

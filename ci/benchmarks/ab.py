@@ -28,7 +28,7 @@ import numpy as np
 
 from groupbench.tracker.ab.bench import AbCell, AbSide, Bench, rule_for
 from groupbench.tracker.ab.result import REFRESH_BLOCKS, AbSettings
-from groupbench.tracker.stats.sequential import MAX_BLOCKS
+from groupbench.tracker.ab.sequential import MAX_BLOCKS
 
 from . import ab_noise
 

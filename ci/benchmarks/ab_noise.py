@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from groupbench.tracker.stats import sequential
+from groupbench.tracker.ab import sequential
 
 Array = NDArray[np.float64]
 

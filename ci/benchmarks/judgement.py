@@ -25,9 +25,9 @@ from numpy.typing import NDArray
 
 from groupbench.tracker.facts.verdicts import Verdict
 from groupbench.tracker.judge.evidence import Evidence
-from groupbench.tracker.judge.latency import ask_of, of_history, worth
+from groupbench.tracker.judge.latency import of_history
 from groupbench.tracker.judge.rules import decide
-from groupbench.tracker.stats.screen import Returns, Stacked, came_back, screen
+from groupbench.tracker.stats.screen import Returns, Stacked, ask_of, came_back, screen, worth
 from groupbench.tracker.stats.thresholds import FLOOR, GROSS, least_effect, prior_scatter
 from groupbench.tracker.stats.walk import NIGHTS, OUT, Walked, walk
 

@@ -163,7 +163,7 @@ def test_a_wide_spread_is_reported(make: Make, capsys: pytest.CaptureFixture[str
     wild = make(ms=2.0)
     wild = msgspec.structs.replace(wild, latency=Latency(timing="cpu", bursts_ms=((1.0,), (60.0,))))
     run(Session(), [wild, make(ms=2.0)])
-    assert "too noisy to use: 1 cell (bursts vary by more than 50 %)" in capsys.readouterr().out
+    assert "unsteady: 1 cell (bursts vary by more than 50 %)" in capsys.readouterr().out
     run(Session(), [make(ms=2.0)])
     assert "too noisy" not in capsys.readouterr().out
 

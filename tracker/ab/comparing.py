@@ -2,7 +2,7 @@
 
 A comparison consists of blocks. In each block, both sides are placed at new memory addresses, then their bursts
 alternate in a random order: head first or base first, and mirrored if each side has two, so that neither side is always
-later. Every few blocks, both sides get new processes. After each block, tracker/stats/sequential.py decides same,
+later. Every few blocks, both sides get new processes. After each block, tracker/ab/sequential.py decides same,
 different or continue. The statistical unit is the block, not the burst, because an address changes a kernel's latency
 by up to 0.4 % for as long as it stays there.
 
@@ -41,7 +41,7 @@ from groupbench.tracker.facts.record import Environment, Timing
 from groupbench.tracker.text.wording import counted, signed_change
 
 if TYPE_CHECKING:
-    from groupbench.tracker.stats.sequential import Decision, Rule
+    from groupbench.tracker.ab.sequential import Decision, Rule
 
 T = TypeVar("T")
 
@@ -158,7 +158,7 @@ class RunningComparison:
 
     def _measure(self, base: Prepared, head: Prepared) -> AbResult:
         """Measure blocks until they decide, or the time or number of blocks is spent."""
-        from groupbench.tracker.stats import sequential
+        from groupbench.tracker.ab import sequential
 
         if not self.settings.budget_s:
             return self._ended("unknown", message="not timed: the budget is 0 s", ran_out="budget")
@@ -184,7 +184,7 @@ class RunningComparison:
         return self._decided(decision, plan.rule)
 
     def _decided(self, decision: Decision, rule: Rule) -> AbResult:
-        from groupbench.tracker.stats import sequential
+        from groupbench.tracker.ab import sequential
 
         if decision.verdict != "continue":
             return self._ended(decision.verdict, effect=decision.effect, low=decision.low, high=decision.high)
@@ -279,7 +279,7 @@ class RunningComparison:
 
 def bursts_a_side(reload_s: float, burst_s: float, idle_s: float, shares_rest: bool) -> int:
     """Return each side's burst count in a block: two if all share a rest, else by the reloading cost."""
-    from groupbench.tracker.stats.sequential import bursts_per_block
+    from groupbench.tracker.ab.sequential import bursts_per_block
 
     return 2 if shares_rest else bursts_per_block(1.0, BURST_TO_PLACEMENT, reload_s, burst_s + idle_s)
 

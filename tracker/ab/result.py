@@ -20,7 +20,7 @@ from groupbench.tracker.text.unchecked import Unchecked, unchecked_lines
 from groupbench.tracker.text.wording import change_in_words, counted, some
 
 if TYPE_CHECKING:
-    from groupbench.tracker.stats.sequential import Rule
+    from groupbench.tracker.ab.sequential import Rule
 
 AbVerdict = Literal["same", "different", "unknown", "failed"]
 RanOut = Literal["budget", "blocks", "timeout"]
@@ -190,7 +190,7 @@ def rule_for(
     renewed: int = REFRESH_BLOCKS,
 ) -> Rule:
     """Return the stopping rule for a comparison of a cell with this timing and latency."""
-    from groupbench.tracker.stats.sequential import Rule
+    from groupbench.tracker.ab.sequential import Rule
 
     plan = defaults(timing, latency_ms)
     min_effect = plan.min_effect if min_effect is None else min_effect

@@ -29,7 +29,7 @@ from groupbench.tracker.text.wording import interval, milliseconds, p_value, pri
 
 if TYPE_CHECKING:
     from groupbench.tracker.compare.comparison import Comparison
-    from groupbench.tracker.stats.ratios import GeometricMean
+    from groupbench.tracker.compare.ratios import GeometricMean
 
 
 COLUMNS = (

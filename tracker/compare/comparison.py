@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from sqlalchemy.orm import Session
 
 from groupbench.tracker.compare import sides
+from groupbench.tracker.compare.pools import judge_pools
+from groupbench.tracker.compare.ratios import GeometricMean, geometric_mean, ratio_interval
 from groupbench.tracker.compare.sides import ComparedSide
 from groupbench.tracker.facts.bursts import median
 from groupbench.tracker.facts.environment import environment_differences
@@ -24,8 +26,7 @@ from groupbench.tracker.query.filters import Filter
 from groupbench.tracker.query.rows import PointRow, SeriesRow, named_difference
 from groupbench.tracker.query.series import narrowed
 from groupbench.tracker.query.tables import FlatRow, Rows, finite, of_part, of_row
-from groupbench.tracker.stats.ratios import GeometricMean, geometric_mean, ratio_interval
-from groupbench.tracker.stats.thresholds import BLIND, judge_pools
+from groupbench.tracker.stats.thresholds import BLIND
 from groupbench.tracker.text.wording import rms_text
 
 if TYPE_CHECKING:

@@ -4,8 +4,8 @@ A match is one problem (operator, mode, dtype, shape, protocol) on one card at o
 point of every backend measured there, fastest first. Nothing is compared across cards or commits. A table contains the
 matches of one operator, mode, dtype and GPU model, losses as well as wins.
 
-The lead is the second's latency over the first's, with the interval of stats/ratios.py. If the interval contains 1, or
-the lead is below the smallest change that counts, the two are level and both win.
+The lead is the second's latency over the first's, with the interval of `ratios`. If the interval contains 1, or the
+lead is below the smallest change that counts, the two are level and both win.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from functools import cached_property
 from itertools import groupby
 from typing import Any
 
+from groupbench.tracker.compare.ratios import GeometricMean, Interval, geometric_mean, ratio_interval
 from groupbench.tracker.compare.sides import narrowed_points
 from groupbench.tracker.facts.metrics import METRICS
 from groupbench.tracker.facts.record import PACKAGE
 from groupbench.tracker.query.filters import Filter
 from groupbench.tracker.query.lines import CommitLine
 from groupbench.tracker.query.rows import PointRow, RunRow
-from groupbench.tracker.stats.ratios import GeometricMean, Interval, geometric_mean, ratio_interval
 from groupbench.tracker.stats.thresholds import least_effect
 
 _PROPERTIES = {

@@ -17,7 +17,7 @@ from groupbench.tracker.judge.causes import find_cause
 from groupbench.tracker.judge.evidence import OLD, Evidence
 from groupbench.tracker.judge.gate_data import GateData
 from groupbench.tracker.judge.incident_rows import MemberRow
-from groupbench.tracker.judge.latency import LatencyFacts, ask_of, is_noisy, of_history, worth
+from groupbench.tracker.judge.latency import LatencyFacts, is_noisy, of_history
 from groupbench.tracker.judge.machine import Machines
 from groupbench.tracker.judge.parts import Case, effect_on_latency, found_by, joined, percent
 from groupbench.tracker.judge.spans import Span, Transition
@@ -26,6 +26,7 @@ from groupbench.tracker.judge.toolchain_lines import of_one_toolchain
 from groupbench.tracker.judge.verdicts import CANARY, Effect, Judged
 from groupbench.tracker.query.rows import PointRow
 from groupbench.tracker.stats.predict import Predicted
+from groupbench.tracker.stats.screen import ask_of, worth
 from groupbench.tracker.stats.thresholds import TOO_NOISY
 from groupbench.tracker.stats.walk import OUT, TO_SUSPECT, Level
 from groupbench.tracker.store import comparisons
@@ -51,13 +52,10 @@ class Cases:
             for run in transitions.facts_needed(group.past):
                 yield from ((point.series.pk, run) for point in group.points)
         for one in (*self.latencies.eventful.values(), *(each for ones in self.others.values() for each in ones)):
-            series, starts = one.point.series.pk, [level.start for level in one.walked.stack]
-            if one.walked.nights or self._score(one) is not None:
-                starts.append(one.begins)
-                if one.base is not None:
-                    yield from ((series, run) for run in (int(one.own.run[one.base]), self.data.run.pk))
-            needed = one.keys(at for start in starts if start > 0 for at in (start - 1, start))
-            yield from ((series, run) for run in needed)
+            spans = [self._span(one, level, at) for at, level in enumerate(one.steps, 1)]
+            spans += [one.span(one.walked.stack[0].start)] if one.walked.stack[0].start > 0 else []
+            spans += [self._span(one)] if one.walked.nights or self._score(one) is not None else []
+            yield from ((one.point.series.pk, end.pk) for span in spans for end in span.ends)
 
     def unmoved(self, point: PointRow) -> Case | None:
         """Return the single case if nothing may have happened to a point: the one from `of`. Else None.
@@ -135,29 +133,36 @@ class Cases:
             facts |= {"p": walked.p} if walked.nights else {}
         evidence, since = self._evidence(one, **facts), one.since(one.begins)
         if one.point.series.pk in self.data.comparisons:
-            about = self.facts.compared(one, [] if one.base is None else one.on_level(one.begins), since)
+            about = self.facts.compared(one, one.on_level(one.begins) if one.bases else [], since)
         if not walked.results or evidence.back or not (walked.nights or score is not None or about is not None):
             return self._unchanged(one, evidence)
-        base, note = one.base, one.undone(one.value) if walked.nights > 0 or walked.far else None
-        if base is not None and one.gradual:
-            base = min(base, walked.stack[-1].sure)
-        if walked.inside is not None:
-            note = joined(
-                note, f"the A/B with {one.run_at(walked.inside).state} does not tell: both may be off the level"
-            )
+        note = one.undone(one.value) if walked.nights > 0 or walked.far else None
+        if walked.inside is not None and walked.inside[1] == one.last:
+            other = one.run_at(walked.inside[0]).state
+            note = joined(note, f"the A/B with {other} does not tell: both may be off the level")
         row = Judged(
             one.point.series, Verdict.OK, one.point, one.metric.judged_as, transition=self._transition(one),
-            span=one.span(one.begins, base if one.gradual else None), since=max(abs(walked.nights), 1), note=note,
+            span=self._span(one), since=max(abs(walked.nights), 1), note=note,
             effect=_effect(one, one.value - walked.distance, walked.distance, walked.top),
         )  # fmt: skip
         if one.metric is not LATENCY:
             return self._with_cause(one, Case(evidence, row))
         case = self.facts.with_causes(one, Case(evidence, row), one.on_level(one.begins), since)
-        if case.evidence.excused is None and self.machines.moved_tonight(one):
+        if case.evidence.excused is None and self.machines.moved(one):
             case = case.knowing(excused="together")
         if one.gradual and case.evidence.ab is None:
             case = case.showing(cause="drift")
-        return self.facts.to_ask(one, case, base, one.last)
+        return self.facts.to_ask(one, case, one.bases, one.last)
+
+    def _span(self, one: Tonight, level: Level | None = None, at: int = 0) -> Span:
+        """Return the runs between which tonight's value left its level, or which a level in force began."""
+        if level is None:
+            limited = one.gradual or one.walked.inside is not None  # newer results may be off the level
+            return one.span(one.begins, one.base) if limited else tonight.change(one, one.begins, one.bases)
+        start = max(level.start, 0)
+        if level.after is not None or level.gradual:
+            return one.span(start, level.after)
+        return tonight.change(one, start, one.on_level(start, one.walked.stack[at - 1]), level)
 
     def _unchanged(self, one: Tonight, evidence: Evidence) -> Case:
         note, is_latency = None, one.metric is LATENCY
@@ -202,7 +207,7 @@ class Cases:
             one, kind="step", distance=now - was, since=since, drifts=level.gradual,
             alert=None if alert is None else alert.state,
         )  # fmt: skip
-        span = one.span(start, level.after) if alert is None or level.start >= 0 else Span(alert.base_run, alert.run)
+        span = self._span(one, level, at) if alert is None or level.start >= 0 else Span(alert.base_run, alert.run)
         undone = one.undone(level.centre_without(one.begins))
         row = Judged(
             one.point.series, Verdict.OK, one.point, one.metric.judged_as, span=span, since=since,
@@ -222,14 +227,14 @@ class Cases:
         if cause is not None and case.evidence.ab != "worse" and case.row.cause in (None, "code"):
             case = case.showing(cause=cause)
         if one.metric is LATENCY and case.evidence.excused is None and level.by == "nights":
-            case = case.knowing(excused="together" if self.machines.stepped_together(one, start) else None)
+            case = case.knowing(excused="together" if self.machines.moved(one, now - was) else None)
         if alert is not None:
             case = replace(case, row=_with_alert(one, case.row, alert))
             case = case.knowing(cause=case.row.cause)
         elif level.by == "slower" and case.row.compared is None and one.metric is LATENCY:
             case = case.knowing(ab="worse")
         if one.metric is LATENCY and level.by == "nights" and (since <= OLD if alert is None else alert.state == "new"):
-            case = self.facts.to_ask(one, case, max(before, default=None), here[-1])
+            case = self.facts.to_ask(one, case, before, here[-1])
         return case
 
     def _gain(self, one: Tonight) -> list[Case]:

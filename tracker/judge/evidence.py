@@ -74,13 +74,19 @@ class Evidence:
     score: float | None = fact(None, "chance of tonight and the nights before, by which A/Bs are ranked: {:.2g}")
     asked: bool = fact(False, "worth an A/B, and one is possible")
     ab: AB | None = fact(None, "A/B of both commits: {}")  # noqa: RUF009
-    ab_outside: bool = fact(False, "the A/B measured both commits off the level, so the code did not change")
+    outside: bool = fact(False, "the same code is off the level: by an A/B, or as loaded before")
     cause: str | None = fact(None, "cause by other facts than an A/B: {}")
     same_code: bool = fact(False, "no code changed")
     excused: Literal["canary", "together"] | None = fact(None, "no more than the machine moved: {}")
     alert: str | None = fact(None, "the incident of the change is {}")
     accepted: bool = fact(False, "a person accepted the level")
     certain: bool = fact(False, "beyond the limit of the pin for certain")
+
+    @property
+    def not_excluded(self) -> float:
+        """The largest change not excluded by tonight's result: the reach, on top of a distance with an A/B due."""
+        due = self.distance if self.asked and self.kind == "tonight" else 0.0
+        return (self.reach or 0.0) + max(due, 0.0)
 
     @property
     def lines(self) -> list[str]:

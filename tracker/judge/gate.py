@@ -19,7 +19,7 @@ from groupbench.tracker.judge import members, results, transitions
 from groupbench.tracker.judge.cases import Cases
 from groupbench.tracker.judge.gate_data import GateData
 from groupbench.tracker.judge.headline import summary
-from groupbench.tracker.judge.named import named_in, number_of_commits
+from groupbench.tracker.judge.members import named_in, number_of_commits
 from groupbench.tracker.judge.nights import previous_night, runs_of_night
 from groupbench.tracker.judge.parts import Case, joined
 from groupbench.tracker.judge.pasts import authors
@@ -73,7 +73,7 @@ def judge_run(
         frozenset(key for part in parts for key in part.data.lapsed),
         frozenset(key for part in parts for key in part.data.elsewhere), lines[0],
         (*notes, *_limits(rows, min_effect), *_names(night)),
-        (*transitions.lines(rows, run), *transitions.baselines(rows)),
+        tuple(transitions.lines(rows, run)),
         tuple(row for part in parts for row in part.asked),
     )  # fmt: skip
 

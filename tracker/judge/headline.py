@@ -166,7 +166,7 @@ def _excluded(row: Judged, reach: float) -> float:
     """Return the smallest distance that would have been noticed: by tonight's A/B, or else by history."""
     if row.rule == "A/B same" and row.compared is not None and row.compared.high is not None:
         return max(row.compared.high, row.evidence.counts)
-    return max(reach, abs(row.evidence.distance) if row.evidence.kind == "tonight" else 0.0)
+    return max(row.evidence.not_excluded, abs(row.evidence.distance) if row.evidence.kind == "tonight" else 0.0)
 
 
 def _percent(distance: float) -> str:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from groupbench.tracker.facts.metrics import LATENCY
-from groupbench.tracker.judge import transitions
+from groupbench.tracker.judge import tonight, transitions
 from groupbench.tracker.judge.causes import find_cause, same_code, some
 from groupbench.tracker.judge.evidence import Evidence
 from groupbench.tracker.judge.gate_data import GateData
@@ -18,44 +18,37 @@ from groupbench.tracker.judge.spans import Span
 from groupbench.tracker.judge.tonight import Tonight
 from groupbench.tracker.judge.toolchain_lines import software_changes
 from groupbench.tracker.judge.verdicts import CANARY, Effect, Judged
-from groupbench.tracker.stats.thresholds import BLIND, GROSS, TOO_NOISY
-from groupbench.tracker.stats.walk import AT_ONCE, NIGHTS, OUT, Walked
+from groupbench.tracker.stats.thresholds import GROSS, TOO_NOISY
+from groupbench.tracker.stats.walk import AT_ONCE, NIGHTS, Walked
 from groupbench.tracker.store import comparisons
 from groupbench.tracker.store.comparisons import Compared
 
-ASKED = 3.0
-"""Number of A/Bs in a quiet night by chance, in each direction."""
-LEAST_ASKED, MOST_ASKED = 0.01, 0.3
-"""Bounds of the chance below which a result is worth an A/B."""
-BETTER = 5.0
-"""A result for the better is worth an A/B at a chance this much smaller."""
-YOUNG = 2
-"""Number of earlier results up to which every slowdown that counts is worth an A/B."""
 CANARY_MOVED = "machine suspect: the canary moved"
 
 
-def ask_of(series: int) -> float:
-    """Return the chance of a result below which it is worth an A/B, in a night of this many latencies."""
-    return min(max(ASKED / max(series, 1), LEAST_ASKED), MOST_ASKED)
+def measured_span(
+    one: Tonight, row: Judged, compared: Compared, before: Sequence[int], since: Sequence[int], same_files: bool
+) -> Span:
+    """Return the runs between which an A/B found a change: those of its commits, unless the results tell more.
 
-
-def worth(walked: Walked, ask: float, least: float) -> float | None:
-    """Return the chance of tonight's result and the nights before it, or None if it is not worth an A/B."""
-    if not walked.results:
-        return None
-    ask = ask if walked.distance > 0 else ask / BETTER
-    hides = walked.results <= YOUNG or (walked.top is not None and walked.top.reach(OUT) > math.log1p(BLIND))
-    if walked.far or (hides and walked.distance > least):
-        ask = 1.0
-    runs = range(1, len(walked.ps) + 1)
-    return min((max(walked.ps[:k]) ** k for k in runs if max(walked.ps[:k]) <= ask ** (1 / k)), default=None)
-
-
-def measured_span(one: Tonight, span: Span, compared: Compared, before: Sequence[int], since: Sequence[int]) -> Span:
-    """Return the runs of an A/B's commits, which contain the change: noise has moved the step to equal files."""
-    bases = [run for run in map(one.run_at, before) if run.commit == compared.base]
-    heads = [run for run in map(one.run_at, since) if run.commit == compared.head]
-    return Span(bases[-1], heads[0]) if bases and heads else span
+    The first result far from the level before is certainly after the change.
+    """
+    span, top = row.span, one.walked.top
+    assert span is not None
+    bases = [place for place in before if one.run_at(place).commit == compared.base]
+    heads = [place for place in since if one.run_at(place).commit == compared.head]
+    if not bases or not heads:
+        return span
+    if same_files:
+        return Span(one.run_at(bases[-1]), one.run_at(heads[0]))
+    was = one.value if row.effect.before_ms is None else math.log(row.effect.before_ms)
+    far = math.inf if top is None else max(top.reach(AT_ONCE), one.followed.least)
+    after = next(place for place in since if place == heads[0] or abs(float(one.followed.y[place]) - was) >= far)
+    base = one.run_at(bases[-1])
+    return Span(
+        base if span.base is None or base.order > span.base.order else span.base,
+        span.head if after == since[0] else one.run_at(after),
+    )
 
 
 class LatencyFacts:
@@ -88,8 +81,9 @@ class LatencyFacts:
         facts = self.data.facts_of(one.point, span)
         if ab in ("worse", "better") and compared is not None and (ab == "worse") == slower:
             changes, (earlier, later) = software_changes(compared), facts
-            if earlier is not None and not changes and same_code(earlier, later):
-                span = measured_span(one, span, compared, before, since)
+            same_files = earlier is not None and not changes and same_code(earlier, later)
+            if (narrow := measured_span(one, row, compared, before, since, same_files)) != span:
+                span = narrow
                 self.data.load_facts([(one.point.series.pk, end.pk) for end in span.ends])
                 row, facts = replace(row, span=span), self.data.facts_of(one.point, span)
             cause = find_cause(*facts, confirmed=True)
@@ -109,19 +103,23 @@ class LatencyFacts:
             return Case(replace(evidence, ab=ab, cause="code"), replace(row, compared=compared, cause="code"))
         cause = find_cause(*facts, canaries_moved=excused == "canary")
         note = joined(why_undecided(compared) if ab == "undecided" and compared else None, row.note, cause.note)
-        outside = ab == "same" and compared is not None and self._is_outside(one, compared)
+        excluded, measured = bool(since) and tonight.excluded(one, before, since[0]), one.value
+        if ab == "same" and compared is not None:
+            measured = math.log(compared.head_ms) if compared.head_ms else -math.inf
+        outside = (excluded or ab == "same") and self._is_outside(one, measured)
+        if evidence.kind == "step":
+            outside = excluded and ab is None and evidence.since <= NIGHTS
         evidence = replace(
-            evidence, cause=cause.word, ab=ab, ab_outside=outside, same_code=span.same_code, excused=excused
-        )
+            evidence, cause=cause.word, ab=ab, excused=excused, same_code=excluded, outside=outside
+        )  # fmt: skip
         return Case(evidence, replace(row, cause=cause.word, note=note, compared=compared))
 
-    def _is_outside(self, one: Tonight, compared: Compared) -> bool:
-        """Return whether an A/B without a difference measured both sides off the level, as far as tonight's result."""
+    def _is_outside(self, one: Tonight, measured: float) -> bool:
+        """Return whether the same code is off the level, as far as tonight's result: by an A/B, or by that result."""
         top = one.walked.top
-        if top is None or compared.head_ms is None or not one.walked.beyond or self.machines.explains(one):
+        if top is None or not one.walked.beyond or self.machines.explains(one):
             return False
-        level = math.log(compared.head_ms)
-        return level - top.centre > one.followed.least and top.p(level) <= AT_ONCE
+        return measured - top.centre > one.followed.least and top.p(measured) <= AT_ONCE
 
     def compared(self, one: Tonight, before: Sequence[int], since: Sequence[int]) -> Compared | None:
         """Return the A/B of a commit before with one since, if any."""
@@ -132,21 +130,25 @@ class LatencyFacts:
         stored = self.data.evidence(one.point.series.pk, old, new)
         return comparisons.about(stored, self.data.clean_commits(old), self.data.clean_commits(new))
 
-    def to_ask(self, one: Tonight, case: Case, base: int | None, head: int) -> Case:
-        """Set the ends of the A/B that would decide, or note why there can be none."""
+    def to_ask(self, one: Tonight, case: Case, bases: Sequence[int], head: int) -> Case:
+        """Set the ends of the A/B that would decide, or note why there can be none.
+
+        The base is the newest result on the level before with other code.
+        """
         evidence, row, run = case.evidence, case.row, one.run_at(head)
-        if evidence.canary or evidence.same_code or evidence.ab in ("same", "worse", "better"):
+        if evidence.canary or evidence.ab in ("same", "worse", "better"):
             return case
         if evidence.score is None and not evidence.nights and evidence.kind == "tonight":
             return case
         replaceable = row.transition is not None and row.transition.replaceable
         if row.span is not None and row.span.same_code and not replaceable:
             return case
-        places = range(-1 if base is None else base, -1, -1)
-        earlier = (one.run_at(place) for place in places)
-        chosen = next((each for each in earlier if each.commit != run.commit or each.dirty or replaceable), None)
-        if chosen is None:
+        base = next(
+            (place for place in reversed(bases) if replaceable or not tonight.same_code(one, place, head)), None
+        )
+        if base is None:
             return case
+        chosen = one.run_at(base)
         if chosen.state.clean and run.state.clean:
             return case.knowing(asked=True).showing(ab_base=chosen, ab_head=run)
         dirty = next((each for each in (chosen, run) if each.dirty), None)

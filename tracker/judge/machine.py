@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
+from collections.abc import Sequence
 from statistics import median
 from typing import Literal
 
+from groupbench.tracker.judge.evidence import OLD
 from groupbench.tracker.judge.parts import Case
 from groupbench.tracker.judge.spans import Span
 from groupbench.tracker.judge.tonight import Latencies, Together, Tonight
 from groupbench.tracker.judge.verdicts import CANARY
-from groupbench.tracker.stats.walk import OUT
+from groupbench.tracker.stats.predict import MEDIAN_VARIANCE
+from groupbench.tracker.stats.thresholds import MAD_SD
+from groupbench.tracker.stats.walk import OUT, SURE
 
 EXCUSES = 2.0
 """Multiple of a canary's own move that it explains in other cells."""
@@ -24,8 +28,6 @@ class Machines:
 
     def __init__(self, latencies: Latencies) -> None:
         self._moved: dict[tuple[str, bool], list[tuple[Span, float]]] = defaultdict(list)
-        self._steps: dict[tuple[str, int], int] = defaultdict(int)
-        self._cells: dict[str, int] = defaultdict(int)
         moves: dict[str, list[float]] = defaultdict(list)
         for group in latencies.groups:
             self._add_calm(group, moves)
@@ -34,13 +36,9 @@ class Machines:
             if one.point.series.operator == CANARY:
                 self._add_canary(one, machine)
                 continue
-            self._cells[machine] += 1
-            for level in one.steps:
-                if level.by == "nights":
-                    self._steps[machine, int(one.own.run[level.start])] += 1
             if one.walked.results and not _has_new_toolchain(one, one.last):
-                moves[machine].append(one.walked.distance)
-        self._common = {machine: median(each) for machine, each in moves.items() if len(each) >= TOGETHER}
+                moves[machine].append(_move(one))
+        self._common = {machine: _common(each) for machine, each in moves.items()}
 
     def _add_calm(self, group: Together, moves: dict[str, list[float]]) -> None:
         """Add a group's cells that certainly did not move."""
@@ -48,7 +46,6 @@ class Machines:
         if not calm or group.level is None:
             return
         machine = group.points[calm[0]].environment.machine
-        self._cells[machine] += len(calm)
         if group.here.toolchain[-2] == group.here.toolchain[-1]:
             moves[machine] += group.level.distance[calm].tolist()
 
@@ -73,7 +70,8 @@ class Machines:
     def ask_once(self, cases: dict[int, list[Case]]) -> None:
         """Ask for one A/B of each machine whose cells moved together: that of the calmest cell.
 
-        If it finds the code slower tonight, no cell is excused. A larger move than the machine's tells nothing.
+        If it finds the code slower tonight, no cell's first nights are excused. A larger move than the machine's tells
+        nothing.
         """
         together: dict[str, list[tuple[int, int]]] = defaultdict(list)
         slower_on = set()
@@ -91,24 +89,25 @@ class Machines:
             same = any(case.evidence.ab == "same" for case in members)
             calm = min(members, key=lambda case: abs(case.evidence.distance))
             for (point, at), case in zip(places, members, strict=True):
-                if slower:
+                if slower and case.evidence.kind == "tonight":
                     cases[point][at] = case.knowing(excused=None)
                 elif same and case.evidence.ab is None:
                     cases[point][at] = case.knowing(ab="same").showing(ab_base=None)
                 elif case is not calm:
                     cases[point][at] = case.showing(ab_base=None)
 
-    def moved_tonight(self, one: Tonight) -> bool:
-        """Return whether tonight's distance is at most that of all cells of the machine."""
-        common, walked = self._common.get(one.point.environment.machine, 0.0), one.walked
-        if walked.top is None or common * walked.distance <= 0 or abs(common) < one.followed.least / 2:
+    def moved(self, one: Tonight, distance: float | None = None) -> bool:
+        """Return whether a distance, by default tonight's, is at most the common one of a machine's cells."""
+        distance = _move(one) if distance is None else distance
+        machine, least, top = one.point.environment.machine, one.followed.least, one.walked.top
+        common = self._common.get(machine, 0.0)
+        if top is None or common * distance <= 0 or abs(common) < least / 2:
             return False
-        alone = math.copysign(1, common) * (walked.distance - common)
-        return alone <= one.followed.least or walked.top.p(one.value - common) > OUT
+        return abs(distance) <= min(abs(common) + max(least, top.reach(OUT)), self._excused(machine, least))
 
     def explains(self, one: Tonight) -> bool:
         """Return whether tonight's distance is at most twice the move of all cells, as for a canary."""
-        machine, distance = one.point.environment.machine, one.walked.distance
+        machine, distance = one.point.environment.machine, _move(one)
         same_way = self._common.get(machine, 0.0) * distance > 0
         return same_way and abs(distance) <= self._excused(machine, one.followed.least)
 
@@ -116,11 +115,20 @@ class Machines:
         """Return the largest distance explained by a machine's move."""
         return EXCUSES * abs(self._common.get(machine or "", 0.0)) + least
 
-    def stepped_together(self, one: Tonight, start: int) -> bool:
-        """Return whether at least half of the machine's cells have a step that begins with the same run."""
-        machine = one.point.environment.machine
-        cells, steps = self._cells[machine], self._steps[machine, int(one.own.run[start])]
-        return cells >= TOGETHER and 2 * steps >= cells and not _has_new_toolchain(one, start)
+
+def _common(moves: Sequence[float]) -> float:
+    """Return how far cells moved together: 0 unless they are enough, and their median is certainly not 0."""
+    common = median(moves)
+    error = MAD_SD * median(abs(move - common) for move in moves) * math.sqrt(MEDIAN_VARIANCE / len(moves))
+    return common if len(moves) >= TOGETHER and abs(common) >= SURE * error else 0.0
+
+
+def _move(one: Tonight) -> float:
+    """Return tonight's distance, from the level before if a new one has just begun without an incident."""
+    top = one.walked.stack[-1]
+    if top.by != "nights" or top.was is None or top.tag is not None or one.last - top.start > OLD:
+        return one.walked.distance
+    return one.value - top.was
 
 
 def _has_new_toolchain(one: Tonight, place: int) -> bool:

@@ -108,11 +108,9 @@ RULES: tuple[Rule, ...] = (
         cause="machine", note="all cells of the machine moved: the machine, not the code",
     ),
     Rule(
-        "another surrounding",
-        lambda e: e.same_code and e.decidable and e.ab is None and e.since <= NIGHTS
-        and (_step(e) or (e.nights > 0 and (e.beyond or e.nights >= TO_SUSPECT))),
-        Verdict.UNRESOLVED, "out without a change of the code, until the third night",
-        cause="infrastructure", note="changed with no code change",
+        "outside", lambda e: e.outside and e.excused is None and e.alert is None, Verdict.UNRESOLVED,
+        "off the level, though the code did not change, by an A/B or by its files; until the third night",
+        cause="environment", note="changed with no code change",
     ),
     Rule(
         "used to it",
@@ -153,14 +151,13 @@ RULES: tuple[Rule, ...] = (
     Rule("improved", lambda e: e.kind == "gain", Verdict.IMPROVED, "the same for the better"),
     # ---- tonight
     Rule(
-        "A/B outside",
-        lambda e: e.ab == "same" and e.ab_outside and e.excused is None,
-        Verdict.UNRESOLVED, "an A/B found no difference, but measured both commits off the level",
-        cause="environment", note="the A/B measured both commits off the level",
-    ),
-    Rule(
         "A/B same", lambda e: e.ab == "same", Verdict.OK, "an A/B of both commits found no difference",
         cause="infrastructure", note="A/B: no difference", loud=True,
+    ),
+    Rule(
+        "same code", lambda e: e.same_code and e.decidable and e.ab is None and _tonight(e) and e.nights != 0,
+        Verdict.OK, "out, but earlier results of the same code were not",
+        cause="infrastructure", note="changed with no code change", loud=True,
     ),
     Rule(
         "noisy", lambda e: e.noisy and e.nights == 0, Verdict.NOISY,
@@ -203,13 +200,14 @@ RULES: tuple[Rule, ...] = (
         "too early", lambda e: e.far > 0 and e.decidable and not (e.canary or e.same_code or e.excused),
         Verdict.UNDECIDED,
         "farther from all earlier results than those are from each other, and beyond the least that counts, but too "
-        "likely by chance",
+        "likely by chance", note="beyond all earlier results, which are too few to tell",
     ),
     Rule(
         "too wide",
-        lambda e: _tonight(e) and e.reach is not None and e.reach > math.log1p(BLIND) and e.n > 0 and not e.canary,
+        lambda e: _tonight(e) and e.not_excluded > math.log1p(BLIND) and e.n > 0 and not e.canary,
         Verdict.UNDECIDED,
-        "the results vary so much that a first night of twice the latency would not be out",
+        "the results vary so much that twice the latency may not show, also if an A/B is due",
+        note="the results vary too much: twice the latency may not show",
     ),
     Rule(
         "to compare", lambda e: e.asked, Verdict.OK,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from statistics import median
 
@@ -21,9 +21,9 @@ from groupbench.tracker.judge.spans import Span
 from groupbench.tracker.query.rows import PointRow, RunRow
 from groupbench.tracker.stats.exact import walk_exact
 from groupbench.tracker.stats.predict import ENOUGH, FIRST, LAST, lower_median
-from groupbench.tracker.stats.screen import Followed, OneLevel, Stacked, came_back, scatter, screen
+from groupbench.tracker.stats.screen import Followed, OneLevel, Stacked, came_back, scatter, screen, worth
 from groupbench.tracker.stats.thresholds import FLOOR, GROSS, least_effect, prior_scatter
-from groupbench.tracker.stats.walk import NIGHTS, Level, Walked
+from groupbench.tracker.stats.walk import NIGHTS, OUT, Level, Walked
 
 POOL = 6
 """Number of series with similar noise from which their scatter is the prior of the young ones."""
@@ -43,6 +43,7 @@ class Tonight:
         own: Those on tonight's machine. A place is an index of these.
         followed: The series as it was followed: logarithms, larger for the worse.
         walked: The levels tonight.
+        codes: The known code that was loaded, by series and run, if anything happened.
     """
 
     data: GateData
@@ -52,6 +53,7 @@ class Tonight:
     own: Past
     followed: Followed
     walked: Walked
+    codes: Mapping[tuple[int, int], int] = field(default_factory=dict)
 
     @property
     def exact(self) -> bool:
@@ -93,7 +95,7 @@ class Tonight:
         Results nearer to tonight's than to the level are not: an A/B with their commits says nothing of the change.
         Nor does an A/B with those that may share tonight's level.
         """
-        inside = self.walked.inside if level is None else None
+        inside = self.walked.inside[0] if self.walked.inside and level is None else None
         level = self.walked.stack[-1] if level is None else level
         centre = level.centre_without(start)
         start = start if inside is None else min(start, inside)
@@ -101,15 +103,20 @@ class Tonight:
         return [place for place, value in pairs if abs(value - centre) <= abs(value - self.value)]
 
     @cached_property
-    def base(self) -> int | None:
-        """The newest result on the top level before those that are out, or one that is on it by definition.
+    def bases(self) -> list[int]:
+        """The places of the results on the top level before those that are out.
 
-        The second is the base if an A/B with a newer one did not tell.
+        After an A/B with a newer one without an answer, only those on it by definition.
         """
         earlier, walked = self.on_level(self.begins), self.walked
-        if walked.inside is not None:
+        if walked.inside is not None or self.gradual:
             earlier = [place for place in earlier if place <= walked.stack[-1].sure]
-        return earlier[-1] if earlier else None
+        return earlier
+
+    @property
+    def base(self) -> int | None:
+        """The newest of these."""
+        return self.bases[-1] if self.bases else None
 
     @cached_property
     def gradual(self) -> bool:
@@ -122,16 +129,16 @@ class Tonight:
         return abs(self.value - lower_median(newest)) < abs(self.walked.distance) / 2
 
     def knowing(self, codes: Mapping[tuple[int, int], int]) -> Tonight:
-        """Return the level with the code that was loaded, by series and run: one that is back ends a change."""
+        """Return the level with the code that was loaded: one that is back ends a change."""
         pairs = zip(self.own.run.tolist(), self.own.toolchain.tolist(), strict=True)
         loaded = [(codes.get((self.point.series.pk, run)), toolchain) for run, toolchain in pairs]
         marks = code_marks([None if code is None else (code, toolchain) for code, toolchain in loaded])
-        if not marks:
-            return self
+        if not marks or not self.steps:
+            return replace(self, codes=codes)
         known = self.followed.marks
         every = {place: [*known.get(place, ()), *marks.get(place, ())] for place in known.keys() | marks.keys()}
         followed = replace(self.followed, marks=every)
-        return replace(self, followed=followed, walked=followed.walked())
+        return replace(self, followed=followed, walked=followed.walked(), codes=codes)
 
     @property
     def left(self) -> float | None:
@@ -176,6 +183,41 @@ class Tonight:
     @property
     def steps(self) -> Sequence[Level]:
         return self.walked.stack[1:]
+
+
+def same_code(one: Tonight, first: int, second: int) -> bool:
+    """Return whether the results at two places are certainly of the same code."""
+    loaded = [one.codes.get((one.point.series.pk, run)) for run in one.keys((first, second))]
+    if loaded[0] is not None and loaded[0] == loaded[1]:
+        return True
+    return one.run_at(first).state.same_code(one.run_at(second).state)
+
+
+def certain(one: Tonight, before: Iterable[int], level: Level | None = None) -> list[int]:
+    """Return the places of earlier results too far from tonight's, or from a later level, to belong to it."""
+    top = one.walked.top
+    if top is None:
+        return []
+    now, number = (one.value, 1) if level is None else (level.centre_without(one.begins), len(level.values))
+    far = top.reach(OUT) * math.sqrt(1 + 1 / max(number, 1))
+    return [place for place in before if abs(float(one.followed.y[place]) - now) >= far]
+
+
+def excluded(one: Tonight, before: Iterable[int], start: int) -> bool:
+    """Return whether the code cannot be the reason for a change: it has an earlier result on another level."""
+    return any(same_code(one, place, start) for place in certain(one, before))
+
+
+def change(one: Tonight, start: int, before: Sequence[int], level: Level | None = None) -> Span:
+    """Return the runs between which a change at `start` must be; `before` are the places on the level before.
+
+    Noise may show it some results late. The first run is the oldest one with the code at `start`.
+    """
+    places = [] if one.exact else certain(one, before, level)
+    base = places[-1] if places else start - 1
+    while start - 1 > base and same_code(one, start - 1, start):
+        start -= 1
+    return one.span(start, base)
 
 
 @dataclass(frozen=True)
@@ -251,9 +293,12 @@ class Latencies:
     def __init__(self, data: GateData, ask: float) -> None:
         self.groups = _screened(_with_priors(list(_latencies(data))), ask)
         self.eventful = {one.point.pk: one for group in self.groups for one in group.eventful}
-        stepped = [one for one in self.eventful.values() if one.steps]
-        codes = codes_of(data.session, {one.point.series.pk for one in stepped})
-        self.eventful |= {one.point.pk: one.knowing(codes) for one in stepped}
+        moved = [
+            one for one in self.eventful.values()
+            if one.steps or one.walked.nights or worth(one.walked, ask, one.followed.least) is not None
+        ]  # fmt: skip
+        codes = codes_of(data.session, {one.point.series.pk for one in moved})
+        self.eventful |= {one.point.pk: one.knowing(codes) for one in moved}
         self.calm = {group.points[at].pk: (group, at) for group in self.groups for at in group.calm}
         gross = {timing: math.log1p(each) for timing, each in GROSS.items()}
         self.returns = came_back([(each.stack, gross[each.points[0].timing or "cpu"]) for each in self.groups])

@@ -38,7 +38,7 @@ from groupbench.tracker.stats.thresholds import FLOOR, step_scatter
 from groupbench.tracker.store import comparisons
 from groupbench.tracker.store.comparisons import DIFFERENT, SAME, Compared
 from groupbench.tracker.text.unchecked import merged
-from groupbench.tracker.text.wording import change_in_words, signed_change, signed_ends
+from groupbench.tracker.text.wording import signed_change, signed_ends
 
 NIGHTS = 10
 """Largest number of results before a transition whose median is the earlier level."""
@@ -264,47 +264,6 @@ def _directions(rows: Sequence[Judged]) -> str:
     slower = sum(row.change is not None and row.change > 0 for row in moved)
     faster = len(moved) - slower
     return " and ".join(f"{number} {word}" for number, word in ((slower, "slower"), (faster, "faster")) if number)
-
-
-def baselines(rows: Sequence[Judged]) -> list[str]:
-    """Return a line for each baseline that moved, because speed-ups over it change while other backends do not."""
-    groups: dict[tuple[str, str], list[tuple[Judged, int, int]]] = {}  # with one row per problem
-    problems: dict[tuple[str, ...], list[Judged]] = {}
-    for row in rows:
-        if row.point is not None and row.point.timed and row.what in (None, "latency"):
-            problems.setdefault(row.series.problem, []).append(row)
-    for problem_rows in problems.values():
-        moved = {
-            row.series.pk: row for row in sorted(filter(_is_moved_baseline, problem_rows), key=lambda row: -row.since)
-        }
-        for row in moved.values():
-            others = [one for one in problem_rows if one.series.pk != row.series.pk]
-            still = sum(not one.verdict.changed for one in others)
-            if others:
-                why = "" if row.transition is None else some(row.transition.differences)
-                groups.setdefault((row.series.backend, why), []).append((row, still, len(others)))
-    return [_baseline(backend, why, moved) for (backend, why), moved in groups.items()]
-
-
-def _is_moved_baseline(row: Judged) -> bool:
-    """Return whether a row is the recent change of a baseline's latency."""
-    is_baseline = row.point is not None and row.point.baseline
-    return is_baseline and row.verdict.changed and row.change is not None and row.since <= RECENT
-
-
-RECENT = 3
-"""Number of results for which a change of a baseline is reported."""
-
-
-def _baseline(backend: str, why: str, moved: Sequence[tuple[Judged, int, int]]) -> str:
-    change = median(row.change for row, _, _ in moved if row.change is not None)
-    still, others = sum(each[1] for each in moved), sum(each[2] for each in moved)
-    speed = f"{'fall' if change < 0 else 'rise'} by as much"
-    others_text = f"no change found in {still} of {others} other series"
-    with_text = f" with {why}" if why else ""
-    where = "" if len(moved) == 1 else f" in {len(moved)} problems"
-    change_text = f"is {change_in_words(change)}"
-    return f"baseline {backend} {change_text}{where}{with_text}: speed-ups over it {speed}; {others_text}"
 
 
 def facts_needed(past: Past) -> list[int]:

@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session
 from groupbench.tracker.facts.record import MEASURED
 from groupbench.tracker.judge import members
 from groupbench.tracker.judge.incident_rows import ACTIVE, STATES, IncidentRow, MemberRow
-from groupbench.tracker.judge.named import number_of_commits
+from groupbench.tracker.judge.members import number_of_commits
 from groupbench.tracker.judge.nights import keys_of_night
 from groupbench.tracker.judge.pasts import authors
 from groupbench.tracker.judge.spans import Span

@@ -15,14 +15,13 @@ from groupbench.tracker.facts.record import MEASURED
 from groupbench.tracker.facts.verdicts import NOT_JUDGED, OUTCOMES, UNDECIDED, RunOutcome, Verdict, most_severe
 from groupbench.tracker.judge.evidence import Evidence
 from groupbench.tracker.judge.incident_rows import MemberRow
-from groupbench.tracker.judge.shown import Shown
 from groupbench.tracker.judge.spans import Span, Transition
 from groupbench.tracker.query.lines import CommitLine
 from groupbench.tracker.query.rows import PointRow, RunRow, SeriesRow
 from groupbench.tracker.query.tables import Rows
 from groupbench.tracker.store.comparisons import Compared
 from groupbench.tracker.text import repro
-from groupbench.tracker.text.wording import counted
+from groupbench.tracker.text.wording import counted, latency, milliseconds, signed_change, signed_ends, times
 
 FEW = 8
 """The largest number of incomparable series with one reason that a report lists one by one."""
@@ -32,6 +31,53 @@ PIN = "pin"
 
 CANARY = "canary"
 """Operator whose series monitor the machine. They do not run the code under test."""
+
+
+@dataclass(frozen=True)
+class Shown:
+    """The levels of one metric, in its unit, and the relative change between them: 0.03 is a 3 % increase."""
+
+    metric: Metric
+    before: float | None
+    now: float | None
+    change: float | None
+    low: float | None = None  # interval of the change
+    high: float | None = None
+    timing: str | None = None
+
+    @property
+    def before_text(self) -> str:
+        return self._text(self.before, milliseconds(self.before))
+
+    @property
+    def now_text(self) -> str:
+        """The level now, or `interpreted`: the interpreter's time is not a latency."""
+        return self._text(self.now, latency(self.now, self.timing))
+
+    def _text(self, value: float | None, ms: str) -> str:
+        """Return a value with its unit, or with the name of a metric without a unit."""
+        if value is None:
+            return ""
+        if self.metric is LATENCY:
+            return ms if ms.isalpha() else f"{ms} ms"
+        return self.metric.text(value) if self.metric.unit else f"{self.metric.text(value)} {self.metric.name}"
+
+    @property
+    def change_text(self) -> str:
+        return signed_change(self.change)
+
+    @property
+    def factor_text(self) -> str:
+        """The change of an error as `rms 4.50×`, since errors grow by factors, and any other in percent."""
+        if self.metric is RMS and self.change is not None:
+            return f"rms {times(self.change + 1)}"
+        return self.change_text
+
+    def interval(self, between: str = " .. ") -> str:
+        """Return the interval of the change: `+2.1% .. +3.9%`."""
+        if self.low is None or self.high is None:
+            return ""
+        return signed_ends(self.low, self.high, between)
 
 
 @dataclass(frozen=True)
@@ -227,7 +273,7 @@ class Gate:
     elsewhere: frozenset[int] = field(default=frozenset())  # keys of alerts of other toolchains, measured alternately
     line: CommitLine = field(default=CommitLine(()))  # the runs used as history
     notes: tuple[str, ...] = ()  # caveats about that history
-    transitions: tuple[str, ...] = ()  # a line for each new transition, and for each baseline that moved
+    transitions: tuple[str, ...] = ()  # a line for each new transition
     asked: tuple[Judged, ...] = ()  # further results worth an A/B, of series whose rows are about something else
 
     @property
@@ -300,10 +346,11 @@ class Gate:
 def _rank(row: Judged) -> tuple[object, ...]:
     """Return a key that sorts rows to compare: those for the worse first, by chance, then by size.
 
-    Those that fail already come before all others.
+    Those that fail already come before all others, and noisy ones after.
     """
     score = 0.0 if row.verdict.fails else row.evidence.score
-    return row.better, 1.0 if score is None else score, -abs(row.change or 0.0), row.series.sort_key
+    noisy = row.evidence.noisy and not row.verdict.fails  # an A/B of these seldom decides
+    return row.better, noisy, 1.0 if score is None else score, -abs(row.change or 0.0), row.series.sort_key
 
 
 def count(rows: Sequence[Judged]) -> dict[str, int]:

@@ -14,11 +14,11 @@ from groupbench.tracker.facts.environment import environment_differences, machin
 from groupbench.tracker.facts.grouping import grouped
 from groupbench.tracker.facts.metrics import carried
 from groupbench.tracker.judge.incident_rows import OPEN, MemberRow
-from groupbench.tracker.judge.levels import Levels, PastChange, levels_of
 from groupbench.tracker.judge.pasts import Past, Pasts
 from groupbench.tracker.judge.verdicts import Judged
 from groupbench.tracker.query.lines import CommitLine
 from groupbench.tracker.query.rows import PointRow, RunRow
+from groupbench.tracker.report.levels import Levels, PastChange, levels_of
 from groupbench.tracker.report.shown import Mark, MarkKind, ResultBursts, ShownHistory, ShownLevel
 from groupbench.tracker.report.toolchain_lines import lines_of, names_of, toolchains_of
 from groupbench.tracker.store import comparisons

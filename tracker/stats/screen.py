@@ -36,10 +36,35 @@ FEW = 300
 APART = 2.0
 """Standard deviations beyond which three results in a row make a series worth following."""
 
+ASKED = 3.0
+"""Number of A/Bs in a quiet night by chance, in each direction."""
+LEAST_ASKED, MOST_ASKED = 0.01, 0.3
+"""Bounds of the chance below which a result is worth an A/B."""
+BETTER = 5.0
+"""A result for the better is worth an A/B at a chance this much smaller."""
+YOUNG = 2
+"""Number of earlier results up to which every slowdown that counts is worth an A/B."""
 NEARLY = 1 - 1e-9
 """Factor for rounding: sums of arrays and of single values differ."""
 SLACK = 1.2
 """Factor on the chance of the newest results, since the centre of the night before may have been another."""
+
+
+def ask_of(series: int) -> float:
+    """Return the chance of a result below which it is worth an A/B, in a night of this many latencies."""
+    return min(max(ASKED / max(series, 1), LEAST_ASKED), MOST_ASKED)
+
+
+def worth(walked: Walked, ask: float, least: float) -> float | None:
+    """Return the chance of tonight's result and the nights before it, or None if it is not worth an A/B."""
+    if not walked.results:
+        return None
+    ask = ask if walked.distance > 0 else ask / BETTER
+    hides = walked.results <= YOUNG or (walked.top is not None and walked.top.reach(OUT) > math.log1p(BLIND))
+    if walked.far or (hides and walked.distance > least):
+        ask = 1.0
+    runs = range(1, len(walked.ps) + 1)
+    return min((max(walked.ps[:k]) ** k for k in runs if max(walked.ps[:k]) <= ask ** (1 / k)), default=None)
 
 
 @dataclass(frozen=True)

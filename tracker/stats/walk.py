@@ -124,7 +124,7 @@ class Walked:
         far: How many nights in a row are so for the worse, by more than counts.
         rank: Chance of as many.
         back: Place of the first result that is back on a level below, if tonight's result continues there.
-        inside: Place from which results may be off the top level, as tonight's is: an A/B found no difference.
+        inside: Places of an A/B's ends that may both be off the top level, as it found no difference.
         results: Number of earlier results of the level.
     """
 
@@ -140,7 +140,7 @@ class Walked:
     far: int = 0
     rank: float = 1.0
     back: int | None = None
-    inside: int | None = None
+    inside: tuple[int, int] | None = None
     results: int = 0
 
     @property
@@ -483,7 +483,7 @@ class _Walker:
             far=0 if new else self.far,
             rank=1.0 if new else rank_chance(len(top.values) - self.far, self.far),
             back=self.back,
-            inside=self.inside[0] if self.inside and len(self.nights) - 1 - self.inside[1] <= HOLDS else None,
+            inside=self.inside if self.inside and len(self.nights) - 1 - self.inside[1] <= HOLDS else None,
             results=night.results,
         )
 

@@ -19,7 +19,7 @@ import pytest
 from click.testing import CliRunner
 
 from groupbench.tracker.ab import bench as ab
-from groupbench.tracker.ab import comparing
+from groupbench.tracker.ab import comparing, sequential
 from groupbench.tracker.ab.answers import Greeting
 from groupbench.tracker.ab.bench import AbCell, AbResult, AbSettings, AbSide, Bench, Block, SideAccuracy
 from groupbench.tracker.ab.comparing import block_order
@@ -28,7 +28,6 @@ from groupbench.tracker.ab.side import SideFailure
 from groupbench.tracker.cli import main
 from groupbench.tracker.cli.ab import _show, announced, as_row, left_out
 from groupbench.tracker.facts.loaded import loaded_of
-from groupbench.tracker.stats import sequential
 from groupbench.tracker.tools import lease
 
 CELL = AbCell("op", "backend", "N=1", "fp16", device="cuda", idle_s=0.0)
@@ -263,7 +262,7 @@ def test_a_comparison_that_runs_out_of_blocks_does_not_blame_the_budget(
     compare: Compare, monkeypatch: pytest.MonkeyPatch, blocks: int, interval: str
 ) -> None:
     """The message names an interval only if that many blocks have one."""
-    monkeypatch.setattr("groupbench.tracker.stats.sequential.MAX_BLOCKS", blocks)
+    monkeypatch.setattr("groupbench.tracker.ab.sequential.MAX_BLOCKS", blocks)
     result = compare({"ms": noisy(0.1, 0.5, 1)}, {"ms": noisy(0.1, 0.5, 2)}, budget_s=600)
     assert (result.verdict, result.blocks, result.ran_out) == ("unknown", blocks, "blocks")
     assert result.message == f"not resolved within {blocks} blocks{interval}"

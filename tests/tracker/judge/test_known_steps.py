@@ -223,3 +223,32 @@ def test_an_ab_across_other_commits_does_not_blame_one_that_changed_no_file(make
         (row,) = [row for row in judge_run(session, run).rows if row.compared is not None]
     assert row.cause == "code" and row.span is not None and row.span.base is not None
     assert (row.span.base.commit, row.span.head.commit) == (hashes[4], hashes[7])
+
+
+NOISY_CPU = (0.06, "cpu")
+
+
+def test_a_step_that_noise_hid_is_found_after_a_commit_that_changed_no_file(make: Any, stored: Any) -> None:
+    """The A/B has a base of other code, and the row names the commit that changed it, not the newest."""
+    nights = play(make, stored, [1] * 8 + [1.5] * 3, *NOISY_CPU, outliers={9: 1.14}, codes="aaaabbbbccc", unasked=9)
+    assert changes(nights)[8:] == [{}, {9: pytest.approx(0.5, abs=0.2)}, {9: pytest.approx(0.5, abs=0.2)}]
+
+
+@pytest.mark.parametrize("level", [1.0, 1.8])
+def test_a_slow_night_of_the_same_files_is_not_blamed_on_its_commit(level: float, make: Any, stored: Any) -> None:
+    """Nothing that ran has changed: an A/B with older code finds that, and history alone names the surroundings."""
+    nights = play(make, stored, [1] * 6 + [level] * 4, *BUSY, outliers={10: 1.8}, codes="aaaabbbbbb", unasked=10)
+    (row,) = nights[9][0]
+    if level > 1:
+        assert row.verdict == "regressed"
+    else:
+        assert (row.rule, row.cause, row.verdict.exit) == ("outside", "environment", 3)
+        assert row.ab_base is not None and row.ab_base.commit != row.span.base.commit
+
+
+@pytest.mark.parametrize(("n", "rule"), [(3, "too early"), (12, "too wide")])
+def test_an_undecided_row_says_why(n: int, rule: str, make: Any, stored: Any) -> None:
+    noise, value = (0.02, 1.3) if rule == "too early" else (0.9, 1.0)
+    rows, _ = play(make, stored, [1] * n + [value], noise, "cpu", unasked=n + 1)[-1]
+    assert [(row.verdict, row.rule) for row in rows] == [("undecided", rule)]
+    assert rows[0].note is not None and ("too few" if rule == "too early" else "vary too much") in rows[0].note

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from groupbench.tracker.ab import sequential
 from groupbench.tracker.ab.result import AbCell, AbResult, rule_for
 from groupbench.tracker.ab.side import AbSide
 from groupbench.tracker.cli import gate as terminal
@@ -22,7 +23,6 @@ from groupbench.tracker.outputs.result import GateResult
 from groupbench.tracker.report.views import Addresses, changed
 from groupbench.tracker.serve import render as dashboard
 from groupbench.tracker.serve.verdict import _changed
-from groupbench.tracker.stats import sequential
 from groupbench.tracker.stats.predict import Predicted
 
 from .test_outputs import judged, run_row

@@ -17,9 +17,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from groupbench.tracker.ab import sequential
 from groupbench.tracker.ab.result import rule_for
-from groupbench.tracker.stats import sequential
-from groupbench.tracker.stats.sequential import GROSS_BLOCKS, MAX_BLOCKS, Rule, bursts_per_block, decide, estimate
+from groupbench.tracker.ab.sequential import GROSS_BLOCKS, MAX_BLOCKS, Rule, bursts_per_block, decide, estimate
 
 RULE = Rule()
 NEVER_SAME = Rule(floor=0.0, min_effect=1e-12, gross=1e9)

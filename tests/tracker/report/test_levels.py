@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from groupbench.tracker.judge.levels import levels_of
 from groupbench.tracker.judge.pasts import Past
+from groupbench.tracker.report.levels import levels_of
 from groupbench.tracker.store.comparisons import Compared
 
 SIX_SEVEN_TWO = [0.13] * 6 + [0.26] * 7 + [0.13] * 2

@@ -11,7 +11,7 @@ from cases import rarely
 from hypothesis import given
 from hypothesis import strategies as st
 
-from groupbench.tracker.stats.ratios import Interval, geometric_mean, ratio_interval
+from groupbench.tracker.compare.ratios import Interval, geometric_mean, ratio_interval
 
 TRIALS = 1500
 LATENCIES = st.lists(st.floats(1e-6, 1e6), min_size=1, max_size=12)
