@@ -22,6 +22,7 @@ from groupbench.tracker.stats.thresholds import BLIND, GROSS, TOO_NOISY
 from groupbench.tracker.stats.walk import AT_ONCE, NIGHTS, OUT, Walked
 from groupbench.tracker.store import comparisons
 from groupbench.tracker.store.comparisons import Compared
+from groupbench.tracker.text import repro
 
 ASKED = 3.0
 """Number of A/Bs in a quiet night by chance, in each direction."""
@@ -147,6 +148,9 @@ class LatencyFacts:
         chosen = next((each for each in earlier if each.commit != run.commit or each.dirty or replaceable), None)
         if chosen is None:
             return case
+        if row.series.host not in repro.HOSTS:
+            text = "groupbench cannot measure this benchmark: import further results of these commits"
+            return case.showing(note=joined(row.note, text))
         if chosen.state.clean and run.state.clean:
             return case.knowing(asked=True).showing(ab_base=chosen, ab_head=run)
         dirty = next((each for each in (chosen, run) if each.dirty), None)

@@ -146,6 +146,15 @@ def test_a_single_file_has_no_progress(capsys: Any) -> None:
     assert capsys.readouterr().err == ""
 
 
+def test_files_stored_before_say_nothing_about_the_time_left() -> None:
+    shown = progress.Progress(1000, "files")
+    shown.began -= 10.0
+    shown.add(900, 90_000, known=True)
+    assert shown.line() == "900 of 1,000 files"
+    shown.add(1, 100)
+    assert shown.line().endswith(", about 17 min left"), shown.line()
+
+
 def test_progress_is_written_to_a_stream_that_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     with progress.Progress(10, "files", interval=0.01) as shown:
         shown.add(1, 500)
