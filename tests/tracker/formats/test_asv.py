@@ -186,6 +186,15 @@ def test_a_folder_without_results(folder: Path, tmp_path: Path) -> None:
         load(tmp_path)
 
 
+def test_files_of_asv_before_its_second_version_name_the_way_out(tmp_path: Path) -> None:
+    """airspeed-velocity/asv@7032df7: the 41 files of test/example_results have neither result_columns nor env_name."""
+    facts = {key: RESULTS[key] for key in ("commit_hash", "date", "params", "python", "requirements")}
+    path = tmp_path / "05d283b9-py2.7.json"
+    path.write_text(json.dumps(facts | {"results": {"time_units.time_unit_to": 7.2e-06}, "version": 1}))
+    with pytest.raises(IngestError, match="version 1 of asv's results, not 2; `asv update` converts it"):
+        load(path)
+
+
 @pytest.mark.parametrize("seconds", [math.nan, math.inf])
 def test_a_duration_that_is_no_number_is_none(tmp_path: Path, seconds: float) -> None:
     path = tmp_path / "x.json"
