@@ -267,7 +267,8 @@ class IncidentRow(FlatRow):
         cost = f"costs {self.cost}" if self.cost else ""
         facts = [f"{since}{subject}", f"owner {self.owner or 'unknown'}", cause, self.sure, cost, self.link]
         texts = f"{self.pk} {self.state}: {self.title}", "; ".join(filter(None, facts)), f"next: {self.next}"
-        first, *rest = (" ".join(text.split()) for text in texts)
+        notes = (event.text for event in self.events if event.state == NOTE)
+        first, *rest = (" ".join(text.split()) for text in (*texts, *notes))
         return [first, *(f"  {line}" for line in rest)]
 
     @property
