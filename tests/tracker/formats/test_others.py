@@ -413,7 +413,7 @@ def test_a_file_of_sglang(write: Any, name: str, facts: dict[str, Any], values: 
 
 
 def test_helion_dashboard(write: Any, cli: Any) -> None:
-    """pytorch/helion@4ca41c3:dashboard-data.json: 1,518 latencies of 35 runs, 26 of them wrong, some lists empty."""
+    """pytorch/helion@4ca41c3:dashboard-data.json: 1,518 latencies of 35 runs, 26 of them wrong, and 11 failures."""
     shapes = ["(8, 2048, 4096)", "(8, 2048, 8192)"]
 
     def night(sha: str, day: int, latencies: list[float], right: list[float]) -> dict[str, Any]:
@@ -432,6 +432,11 @@ def test_helion_dashboard(write: Any, cli: Any) -> None:
         {"kernel": "cross_entropy", "platform": "AMD Radeon Graphics gfx942", "history": nights},
         {"kernel": "layer_norm-bwd", "platform": "NVIDIA B200", "history": nights[:1]},
     ]
+    failed = {"shapes": ["(4096, 1024)"], "helion_accuracy": [0.0], "helion_speedup": [0.0], "helion_latency_ms": []}
+    failure = {"kernel": "rms_norm-bwd", "platform": "H100", "history": [nights[0] | {"per_shape": failed}]}
+    (one,) = read(write, {"summary": [failure]}, options=Options(), title="Helion").records
+    assert (one.status, one.message) == ("error", "no latency: Helion's accuracy check failed")
+    assert (one.cell.operator, one.cell.shape, one.latency) == ("rms_norm", "(4096, 1024)", None)
     content = {"generated_at": "x", "platforms": [], "summary": summary}
     loaded = read(write, content, options=Options())
     assert len({one.run.id for one in loaded.records}) == 3
