@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class OutputFormat:
-    """One format: the meaning, the names of the files that a nightly run writes, and what follows the name."""
+    """One format: the meaning, the names of the files that a nightly run writes, and the form of its target."""
 
     meaning: str
     nightly: tuple[str, ...] = ()

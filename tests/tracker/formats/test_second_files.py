@@ -31,7 +31,7 @@ from tests.tracker.formats.test_others import (
 
 @dataclass(frozen=True)
 class Night:
-    """What differs between two runs of one benchmark."""
+    """The facts that differ between two runs of one benchmark."""
 
     day: datetime
     commit: str
