@@ -207,6 +207,15 @@ def test_nvbench_with_samples(tmp_path: Path) -> None:
     assert loaded.notes == ("1 files of samples are missing next to the JSON, so the mean is the only sample",)
 
 
+def test_nvbench_without_a_gpu(write: Any) -> None:
+    """NVIDIA/nvbench@66212f1: json_printer.cu writes null for a list without an element."""
+    cpu = nv_state([nv_summary("nv/cpu_only/time/cpu/mean", value=2e-3), {"tag": "hidden", "data": None}], device=None)
+    content = nvbench(cpu | {"axis_values": None}) | {"devices": None}
+    content["benchmarks"].append({"name": "filtered", "states": None})
+    (one,) = read(write, content, title="NVBench").records
+    assert (one.cell.operator, one.cell.shape, one.environment.device, value_of(one)) == ("copy", "-", "cpu", [2.0])
+
+
 def test_vllm(write: Any) -> None:
     serve = {
         "date": "20260131-101112", "backend": "vllm", "model_id": "m/8b", "tokenizer_id": "m/8b", "num_prompts": 200,
