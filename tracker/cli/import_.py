@@ -175,7 +175,7 @@ class _Import:
         with Progress(len(sources), "files"):  # ended before the processes begin, which are forks
             stored = self._stored() if len(sources) > 1 else Stored()
         gc.freeze()  # modules live as long as the process
-        gc.disable()  # results have no cycles, and collections take a twentieth of the time
+        gc.disable()  # collections within a file take a twentieth of the time
         try:
             with (
                 signals.keeping(lambda: f"{counted(self.files, 'file')} stored; the same command continues"),
@@ -220,7 +220,9 @@ class _Import:
         from groupbench.tracker.store.staged import unpacked
 
         assert one.part is not None
-        return ingest_checked(self._opened(), unpacked(one.part), one.source.name)
+        stored = ingest_checked(self._opened(), unpacked(one.part), one.source.name)
+        gc.collect()  # of cycles with the session: without it, memory grows with each file
+        return stored
 
     def _opened(self) -> Store:
         from groupbench.tracker.store.engine import open_store
