@@ -193,7 +193,7 @@ class _AsvReader(Reader):
                 yield self.measured(name, self.results.env_name, shape, seconds, unit)
                 continue
             cell = self.cell(name, self.results.env_name, shape if unit is None else with_unit(shape, unit))
-            if seconds is not None and facts.type == "track":
+            if unit is None and seconds is not None and facts.type == "track":
                 seconds = (milliseconds_of(seconds, facts.unit or "") or 0.0) / 1e3
             duration = table.duration
             if seconds is None:
