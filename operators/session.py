@@ -158,8 +158,8 @@ class Session:
     def collect(self, produce: Callable[[Run, Progress], Iterator[Record]], total: int) -> int:
         """Write each record as it is produced, then show the table. Returns the exit code.
 
-        After an interrupt, the records so far are kept and shown. Raises Incomplete, after showing the table, if the
-        host gave up or a record cannot be written.
+        After an interrupt, the records so far are kept, and shown unless another command began the run: it reports
+        the interrupt. Raises Incomplete, after showing the table, if the host gave up or a record cannot be written.
         """
         assert self.run is not None
         interrupted, ended = False, None
@@ -178,7 +178,7 @@ class Session:
                 interrupted = True
             except Incomplete as error:
                 ended = error
-        if self.records or not ended:
+        if (self.records or not ended) and not (interrupted and self.trigger != "manual"):
             self.show()
         if ended:
             raise ended

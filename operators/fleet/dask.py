@@ -115,8 +115,8 @@ class ScheduledFleet(Fleet):
                 records: list[Record] = future.result(timeout=TIMES.scheduler_check_s)
                 return records
             except TimeoutError:
-                if future.status == "error":  # the batch raised it; a finished one is only slow to fetch
-                    raise
+                if future.status == "error":  # a finished batch is only slow to fetch
+                    raise future.exception() from None  # its own, also if it failed in this moment
                 self._check_connected()  # a message sent while the connection breaks is never answered
                 if time.monotonic() >= logged_s + TIMES.log_every_s:
                     logged_s = time.monotonic()

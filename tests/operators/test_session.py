@@ -67,6 +67,8 @@ def test_an_interrupt_keeps_the_measured_records(
     assert run(Session(records_path=path), [make(), make("triton", ms=None, status="skipped")], interrupt=True) == 130
     assert [r.status for _, r in read(path.read_bytes().splitlines(keepends=True))] == ["ok", "skipped"]
     assert "2 cells: 1 ok, 1 skipped" in capsys.readouterr().out
+    assert run(Session(trigger="nightly"), [make(), make("triton", ms=None, status="skipped")], interrupt=True) == 130
+    assert "2 cells" not in capsys.readouterr().out, "`night` reports it in a line"
 
 
 @pytest.mark.parametrize(

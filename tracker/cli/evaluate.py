@@ -102,7 +102,7 @@ def _evaluations(
             backends=choice.backends,
             against=against,
             shapes=choice.shapes,
-            suites=[name for suite in choice.suites for name in suite.split(",") if name],
+            suites=choice.suites,
             dtypes=choice.dtypes,
             mode=choice.mode,
         )

@@ -90,8 +90,9 @@ def gate(
         "-o",
         "--output",
         multiple=True,
-        metavar="FORMAT[=FILE]",
-        help=f"Also write the verdict for CI; may be repeated: {', '.join(FORMATS)}.",
+        metavar="FORMAT=FILE",
+        help="Also write the verdict for CI; may be repeated: "
+        f"{', '.join(name + form.target for name, form in FORMATS.items())}.",
     ),
     always: bool = flag("--always", help="Send the webhook even if nothing changed."),
     form: Format = output_formats,

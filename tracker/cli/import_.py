@@ -133,8 +133,8 @@ def import_(
 
     FILE is a file, a folder, an archive (zip or tar) or a pattern such as 'nights/*.json'. Each file is stored
     completely or not at all, one after another, so an interrupted import keeps the files stored so far. Run it again to
-    continue: stored files are skipped. Text instead of a number, such as "CUDA OOM", becomes a status, never a
-    latency. A plain CSV needs --map.
+    continue. Text instead of a number, such as "CUDA OOM", becomes a status, never a latency. A plain CSV needs --map,
+    and columns for commit and date, or --commit and --date.
     """
     with ExitStack() as stack:
         arguments = arguments_of(files, stack)
@@ -172,9 +172,10 @@ class _Import:
         from groupbench.tracker.formats.loading import Stored, preparing
 
         sources = [source for argument in arguments for source in argument.sources]
-        stored = self._stored() if len(sources) > 1 else Stored()
+        with Progress(len(sources), "files"):  # ended before the processes begin, which are forks
+            stored = self._stored() if len(sources) > 1 else Stored()
         gc.freeze()  # modules live as long as the process
-        gc.disable()  # results have no cycles, and collections take a twentieth of the time
+        gc.disable()  # collections within a file take a twentieth of the time
         try:
             with (
                 signals.keeping(lambda: f"{counted(self.files, 'file')} stored; the same command continues"),
@@ -219,7 +220,9 @@ class _Import:
         from groupbench.tracker.store.staged import unpacked
 
         assert one.part is not None
-        return ingest_checked(self._opened(), unpacked(one.part), one.source.name)
+        stored = ingest_checked(self._opened(), unpacked(one.part), one.source.name)
+        gc.collect()  # of cycles with the session: without it, memory grows with each file
+        return stored
 
     def _opened(self) -> Store:
         from groupbench.tracker.store.engine import open_store
@@ -248,7 +251,7 @@ class _Import:
                 if one.file is not None and len(argument.sources) > 1:
                     self.read.append(one.file)
                 self.files += 1
-            progress.add(1, one.summary.results)
+            progress.add(1, one.summary.results, known=one.problem is None and one.part is None)
         if not done and not skipped:
             names = f"; the first of {len(argument.sources):,} files: " if len(argument.sources) > 1 else ": "
             raise IngestError(f"{argument.name}{names}{[*broken, *unknown][0]}")

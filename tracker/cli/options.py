@@ -205,15 +205,19 @@ def cell_choice(verb: str, of: str, required: bool) -> Any:
         required: Whether --operator is required.
     """
 
-    def several(flags: tuple[str, ...], noun: str, default: str, metavar: str = "NAME") -> Any:
-        return option(*flags, multiple=True, metavar=metavar, help=f"{verb} this {noun}; may be repeated.{default}")
+    def several(flags: tuple[str, ...], noun: str, default: str, metavar: str = "NAME", **more: Any) -> Any:
+        text = f"{verb} this {noun}; may be repeated.{default}"
+        return option(*flags, multiple=True, metavar=metavar, help=text, **more)
+
+    def apart(context: click.Context, parameter: click.Parameter, texts: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(name for text in texts for name in text.split(",") if name)
 
     return group(
         CellChoice,
         operator=option(*OPERATOR, required=required, help=f"{verb} this operator."),
         backends=several(BACKEND, "backend", " Default: all."),
         shapes=several(SHAPE, "shape", f" Default: {of}.", metavar="TEXT"),
-        suites=several(("--suite",), "suite of shapes", " `evaluate` takes several, separated by commas."),
+        suites=several(("--suite",), "suite of shapes", " Commas separate several.", "NAME,...", callback=apart),
         dtypes=several(DTYPE, "dtype", f" {DTYPE_DEFAULT}"),
         mode=mode_option,
         device=device_option,

@@ -174,6 +174,8 @@ def _find(path: Path, name: str | None, options: Options) -> Format:
     if _looks_like_csv(head, path):
         columns = head.split(b"\n", 1)[0].decode("utf-8", "replace").strip()
         advice = f"map a CSV's columns with --map latency_ms=COLUMN,operator=COLUMN,... (its header is {columns[:200]})"
+        missing = [name for name in ("commit", "date") if getattr(options, name) is None]
+        advice += "".join(f"; map {name} too, or give --{name}" for name in missing)
     raise UnknownFormat(f"has no known format; {advice}")
 
 

@@ -45,7 +45,6 @@ class AsvResults(msgspec.Struct):
     params: dict[str, Any]
     result_columns: list[str]
     results: dict[str, list[Any] | None]
-    version: int
     python: str | None = None
     requirements: dict[str, Any] = {}
     env_vars: dict[str, Any] = {}
@@ -74,7 +73,8 @@ class AsvColumns(msgspec.Struct):
 def recognise(head: bytes, path: Path) -> bool:
     if path.is_dir():
         return (path / "benchmarks.json").is_file()
-    return head.lstrip().startswith(b"{") and b'"result_columns"' in head
+    old = b'"commit_hash"' in head and b'"machine"' in head  # named as such, not as an unknown format
+    return head.lstrip().startswith(b"{") and (b'"result_columns"' in head or old)
 
 
 def read(path: Path, options: Options) -> Iterator[Read]:
@@ -117,9 +117,11 @@ class _AsvReader(Reader):
 
     def __init__(self, data: bytes, options: Options, benchmarks: dict[str, AsvBenchmark] | None) -> None:
         super().__init__(data, options)
-        self.results = results = convert(load_json(data), AsvResults)
-        if results.version != 2:
-            raise FormatError(f"has version {results.version} of asv's results; only version 2 is supported")
+        content = load_json(data)
+        version = content.get("version") if isinstance(content, dict) else None
+        if isinstance(version, int) and version != 2:
+            raise FormatError(f"has version {version} of asv's results, not 2; `asv update` converts it")
+        self.results = results = convert(content, AsvResults)
         if "result" not in results.result_columns:
             raise FormatError("result_columns does not name a column `result`")
         self.benchmarks = benchmarks
@@ -191,7 +193,7 @@ class _AsvReader(Reader):
                 yield self.measured(name, self.results.env_name, shape, seconds, unit)
                 continue
             cell = self.cell(name, self.results.env_name, shape if unit is None else with_unit(shape, unit))
-            if seconds is not None and facts.type == "track":
+            if unit is None and seconds is not None and facts.type == "track":
                 seconds = (milliseconds_of(seconds, facts.unit or "") or 0.0) / 1e3
             duration = table.duration
             if seconds is None:

@@ -6,7 +6,7 @@ import hashlib
 import math
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, field, replace
 from datetime import UTC, datetime
 from functools import lru_cache
@@ -164,7 +164,7 @@ class Reader(ABC):
 
     def records(self) -> Iterator[Read]:
         """Yield the results as records. Raises FormatError, which names the line or the key."""
-        run, environment = self.run(), self.environment()
+        run, environment = _all_of(self.run, self.environment)
         timing = self.timing or ("gpu" if environment.device == "cuda" else "cpu")
         for result in self.cells():
             if isinstance(result, ImportedResult):
@@ -272,10 +272,9 @@ class Reader(ABC):
         options = options or self.options.beyond(commit, branch, date)
         hash_ = options.commit or commit
         started = options.date or date
-        if not hash_:
-            raise FormatError("names no commit; give --commit HASH")
-        if started is None:
-            raise FormatError("contains no date; give --date 2026-01-31T12:00")
+        if not hash_ or started is None:
+            lacks = {"names no commit; give --commit HASH": hash_, "contains no date; give --date 2026-01-31": started}
+            raise FormatError(", and ".join(text for text, value in lacks.items() if not value))
         content = [self.name, _hash(self.data), options.key(), commit, date]
         content += [] if self.part is None else [self.part]
         id_ = hashlib.sha256(msgspec.json.encode(content)).hexdigest()[:32]
@@ -365,6 +364,19 @@ def distinct(results: Iterable[ImportedResult | LeftOut]) -> Iterator[ImportedRe
 def with_unit(shape: str, unit: str) -> str:
     """Return the shape for a value other than a time, which may have the same name."""
     return ",".join(part for part in (shape, f"unit={unit}" if unit else "") if part not in ("", "-"))
+
+
+def _all_of(run: Callable[[], Run], environment: Callable[[], Environment]) -> tuple[Run, Environment]:
+    """Return both. Raises FormatError with everything that both lack, so that one further try is enough."""
+    lacks = []
+    for make in (run, environment):
+        try:
+            make()
+        except FormatError as error:
+            lacks.append(error.message)
+    if lacks:
+        raise FormatError(", and ".join(lacks))
+    return run(), environment()
 
 
 def _first(*names: str | None) -> str:

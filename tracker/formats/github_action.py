@@ -100,6 +100,11 @@ class _ActionReader(Reader):
     def cells(self) -> Iterator[ImportedResult | LeftOut]:
         better = _BETTER.get(self.entry.tool or "", "neither")
         return distinct(
-            self.measured(bench.name or "-", self.suite, "-", number_of(bench.value), bench.unit, better)
+            self.measured(bench.name or "-", self.suite, "-", number_of(bench.value), _unit(bench), better)
             for bench in self.entry.benches
         )
+
+
+def _unit(bench: ActionBench) -> str:
+    """Return the unit. Old versions of the tool left the rest of Go's line in it: `ns/op\\t  4 B/op`."""
+    return bench.unit.partition("\t")[0].strip()

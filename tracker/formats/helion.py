@@ -131,11 +131,13 @@ class _HelionReader(EntriesReader):
         cell = self.cell(operator.removesuffix("-bwd") or "-", backend, shape, mode=mode)
         ms, compiled = metrics.get("latency"), metrics.get("compile_time_s")
         further = {} if compiled is None else {"compile_ms": compiled * 1e3}
-        if ms is None:
+        wrong = metrics.get("accuracy") == 0
+        if ms is None and not wrong:
             return LeftOut("without a latency", f"{operator} {backend}")
-        if ms == 0:
-            return ImportedResult(cell, status="error", message="no latency: the file holds 0")
-        if metrics.get("accuracy") == 0:
+        if not ms:
+            reason = "Helion's accuracy check failed" if ms is None else "the file holds 0"
+            return ImportedResult(cell, status="error", message=f"no latency: {reason}", metrics=further)
+        if wrong:
             return ImportedResult(cell, [[ms]], "wrong", "Helion's accuracy check failed", metrics=further)
         return ImportedResult(cell, [[ms]], metrics=further)
 

@@ -25,7 +25,7 @@ _TIMES = ("nv/cold/time/gpu/mean", "nv/batch/time/gpu/mean", "nv/cold/time/cpu/m
 
 class NvSummary(msgspec.Struct):
     tag: str
-    data: list[dict[str, Any]] = []
+    data: list[dict[str, Any]] | None = None  # an empty list is null, here and below
 
 
 class NvState(msgspec.Struct):
@@ -39,7 +39,7 @@ class NvState(msgspec.Struct):
 
 class NvBenchmark(msgspec.Struct):
     name: str
-    states: list[NvState]
+    states: list[NvState] | None = None
 
 
 class NvDevice(msgspec.Struct):
@@ -50,7 +50,7 @@ class NvDevice(msgspec.Struct):
 
 class NvDocument(msgspec.Struct):
     benchmarks: list[NvBenchmark]
-    devices: list[NvDevice] = []
+    devices: list[NvDevice] | None = None
     meta: dict[str, Any] = {}
 
 
@@ -61,7 +61,7 @@ def recognise(head: bytes, path: Path) -> bool:
 def read(path: Path, options: Options) -> Iterator[Read]:
     data = read_bytes(path)
     document = convert(load_json(data), NvDocument)
-    devices = list(dict.fromkeys(state.device for each in document.benchmarks for state in each.states))
+    devices = list(dict.fromkeys(state.device for each in document.benchmarks for state in each.states or []))
     return read_runs(_NvReader(data, options, document, path.parent, device, len(devices)) for device in devices)
 
 
@@ -76,7 +76,7 @@ class _NvReader(Reader):
         self.part = f"device {device}" if devices > 1 else None
 
     def environment(self) -> Environment:
-        gpu = next((one for one in self.document.devices if one.id == self.device), None)
+        gpu = next((one for one in self.document.devices or [] if one.id == self.device), None)
         return self.make_environment(
             device="cpu" if gpu is None else "cuda",
             gpu=gpu.name if gpu else None,
@@ -88,7 +88,7 @@ class _NvReader(Reader):
         states = (
             (state, each.name, ",".join(_axis(axis) for axis in state.axis_values or []) or "-")
             for each in self.document.benchmarks
-            for state in each.states
+            for state in each.states or []
             if state.device == self.device
         )
         for state, name, shape in numbered(states):
@@ -110,7 +110,7 @@ class _NvReader(Reader):
 
 
 def _values(summary: NvSummary) -> dict[Any, Any]:
-    return {item.get("name"): item.get("value") for item in summary.data}
+    return {item.get("name"): item.get("value") for item in summary.data or []}
 
 
 def _axis(axis: dict[str, Any]) -> str:

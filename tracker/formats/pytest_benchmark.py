@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from groupbench.tracker.facts.record import Cell, Environment, Run
-from groupbench.tracker.formats.common import ImportedResult, Options, Read, Reader, read_runs
+from groupbench.tracker.formats.common import ImportedResult, LeftOut, Options, Read, Reader, distinct, read_runs
 from groupbench.tracker.formats.values import FormatError, convert, from_iso, load_json, read_bytes
 
 TITLE = "pytest-benchmark JSON"
@@ -93,7 +93,10 @@ class _PytestReader(Reader):
             os=" ".join(part for part in (machine.system, machine.release) if part),
         )
 
-    def cells(self) -> Iterator[ImportedResult]:
+    def cells(self) -> Iterator[ImportedResult | LeftOut]:
+        return distinct(self._results())
+
+    def _results(self) -> Iterator[ImportedResult]:
         for place, benchmark in enumerate(self.document.benchmarks):
             cell, stats = self._cell(benchmark), benchmark.stats
             if stats is None:

@@ -271,7 +271,8 @@ class IncidentRow(FlatRow):
         owner, evidence = f"owner {self.owner or 'unknown'}", f"evidence: {self.sure}"
         facts = [f"{since}{subject}", owner, cause, evidence, cost, self.link, _note(self.events)]
         texts = f"{self.pk} {self.state}: {self.title}", "; ".join(filter(None, facts)), f"next: {self.next}"
-        first, *rest = (" ".join(text.split()) for text in texts)
+        notes = (event.text for event in self.events if event.state == NOTE)
+        first, *rest = (" ".join(text.split()) for text in (*texts, *notes))
         return [first, *(f"  {line}" for line in rest)]
 
     @property

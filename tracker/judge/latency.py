@@ -22,6 +22,7 @@ from groupbench.tracker.stats.thresholds import GROSS, TOO_NOISY
 from groupbench.tracker.stats.walk import AT_ONCE, NIGHTS, Walked
 from groupbench.tracker.store import comparisons
 from groupbench.tracker.store.comparisons import Compared
+from groupbench.tracker.text import repro
 
 CANARY_MOVED = "machine suspect: the canary moved"
 
@@ -148,6 +149,9 @@ class LatencyFacts:
         )
         if base is None:
             return case
+        if row.series.host not in repro.HOSTS:
+            text = "groupbench cannot measure this benchmark: import further results of these commits"
+            return case.showing(note=joined(row.note, text))
         chosen = one.run_at(base)
         if chosen.state.clean and run.state.clean:
             return case.knowing(asked=True).showing(ab_base=chosen, ab_head=run)

@@ -24,19 +24,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class OutputFormat:
-    """One format: the meaning, and the names of the files that a nightly run writes."""
+    """One format: the meaning, the names of the files that a nightly run writes, and the form of its target."""
 
     meaning: str
     nightly: tuple[str, ...] = ()
+    target: str = "=FILE"  # in brackets if an environment variable can name it
 
 
 FORMATS = {
-    "summary": OutputFormat("Markdown for a step summary", ("summary.md",)),
+    "summary": OutputFormat("Markdown for a step summary", ("summary.md",), "[=FILE]"),
     "comment": OutputFormat("Markdown for a pull request; `groupbench post` posts it", ("comment.md",)),
     "junit": OutputFormat("JUnit XML", ("gate.xml",)),
     "sarif": OutputFormat("SARIF 2.1.0", ("gate.sarif",)),
     "json": OutputFormat("the verdict as --format json", ("verdict.json",)),
-    "webhook": OutputFormat("a message to Slack"),
+    "webhook": OutputFormat("a message to Slack", (), "[=URL]"),
 }
 """The formats by name."""
 

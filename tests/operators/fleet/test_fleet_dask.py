@@ -117,6 +117,9 @@ class Outcome:
             raise self.error
         return ["a record"]
 
+    def exception(self) -> Exception | None:
+        return self.error
+
 
 def records_of(future: Outcome) -> Any:
     return dask.ScheduledFleet(Client(future)).run_on(card("a"), cells.work(1)[0])
@@ -130,6 +133,11 @@ def test_a_finished_batch_that_is_slow_to_fetch_is_waited_for() -> None:
 def test_a_batch_that_raises_a_time_out_is_not_waited_for() -> None:
     with pytest.raises(TimeoutError, match="of the batch"):
         records_of(Outcome("error", 0, TimeoutError("of the batch")))
+
+
+def test_a_batch_that_fails_while_its_result_times_out_keeps_its_own_error() -> None:
+    with pytest.raises(ZeroDivisionError, match="of the batch"):
+        records_of(Outcome("error", 1, ZeroDivisionError("of the batch")))
 
 
 def test_a_connection_that_breaks_skips_a_batch_even_if_the_client_has_not_noticed() -> None:

@@ -63,7 +63,9 @@ def test_an_incident_stays_whole_when_it_reopens_and_keeps_its_reason(stored: An
     cli("incidents", "ack", "1", "--reason", "a fix is in review")
     cli("incidents", "note", "1", "--reason", "seen in serving too")
     assert "acknowledged by" in (row := cli("gate").stdout) and ": a fix is in review" in row
-    assert ": a fix is in review" in cli("incidents").stdout
+    for options in ((), ("--all",)):
+        assert ": a fix is in review" in (shown := cli("incidents", *options).stdout)
+        assert ": seen in serving too\n" in shown
     (last, *_) = {each["last"] for each in json.loads(cli("incidents", "--each", "--format=json").stdout)}
     assert last.startswith("note by ") and last.endswith(": seen in serving too")
     cli("incidents", "close", "1", "--as", "fixed", "--reason", "done")

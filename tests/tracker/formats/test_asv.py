@@ -186,6 +186,23 @@ def test_a_folder_without_results(folder: Path, tmp_path: Path) -> None:
         load(tmp_path)
 
 
+@pytest.mark.parametrize("unit", ["unit", "bytes", "ms"])
+def test_a_skipped_track_is_skipped_in_any_unit(folder: Path, unit: str) -> None:
+    (folder / "benchmarks.json").write_text(json.dumps({"t.track_x": known("track", unit, ["n"]), "version": 2}))
+    path = folder / "box" / "aaaaaaaa-py3.12.json"
+    path.write_text(json.dumps(RESULTS | {"results": {"t.track_x": [[math.nan, 2.0, None], [["1", "2", "3"]], "v1"]}}))
+    assert [one.status for one in load(path).records] == ["skipped", "ok", "error"]
+
+
+def test_files_of_asv_before_its_second_version_name_the_way_out(tmp_path: Path) -> None:
+    """airspeed-velocity/asv@7032df7: the 41 files of test/example_results have neither result_columns nor env_name."""
+    facts = {key: RESULTS[key] for key in ("commit_hash", "date", "params", "python", "requirements")}
+    path = tmp_path / "05d283b9-py2.7.json"
+    path.write_text(json.dumps(facts | {"results": {"time_units.time_unit_to": 7.2e-06}, "version": 1}))
+    with pytest.raises(IngestError, match="version 1 of asv's results, not 2; `asv update` converts it"):
+        load(path)
+
+
 @pytest.mark.parametrize("seconds", [math.nan, math.inf])
 def test_a_duration_that_is_no_number_is_none(tmp_path: Path, seconds: float) -> None:
     path = tmp_path / "x.json"

@@ -51,6 +51,20 @@ def test_importing_twice_changes_nothing(cli: Cli) -> None:
     )
 
 
+def test_a_benchmark_that_groupbench_cannot_measure_gets_no_advice_to_measure_it(cli: Cli, write: Any) -> None:
+    rows = [test_google_benchmark.one("BM_Sort", 10.0 + 0.01 * index) for index in range(3)]
+    for commit, factor in (("a" * 40, 1), ("b" * 40, 4)):
+        context = test_google_benchmark.CONTEXT | {"git_commit": commit, "date": f"2026-01-0{factor}T12:00:00"}
+        slower = [row | {"run_name": "BM_Sort", "real_time": row["real_time"] * factor} for row in rows]
+        path = write([json.dumps({"context": context, "benchmarks": slower}).encode()], f"{factor}.json")
+        assert "1 point added" in cli("import", path).stdout
+    judged = cli("gate")
+    assert judged.exit_code == 3
+    assert "groupbench cannot measure this benchmark: import further results of these commits" in judged.stdout
+    assert "groupbench confirm" not in judged.stdout + judged.stderr
+    assert "A/B" not in cli("confirm").stdout
+
+
 def test_a_commit_is_one_word(cli: Cli, db: Path) -> None:
     done = cli("import", SAMPLE, "--commit", "not a sha!")
     assert (done.exit_code, db.exists()) == (2, False)
@@ -120,7 +134,7 @@ def test_the_second_file_says_that_the_first_is_stored(cli: Cli, write: Any) -> 
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        ((), "names no commit; give --commit HASH"),
+        ((), "names no commit; give --commit HASH, and contains no date; give --date"),
         (("--commit", "a" * 7), "contains no date; give --date"),
         ((*SAID, "--format", "nope"), "no format 'nope'; known: records, tritonbench-json"),
         ((*SAID, "--format", "asv"), "missing required field `commit_hash`"),

@@ -57,6 +57,8 @@ def data_js(**suites: list[Any]) -> bytes:
         ("googlecpp", [("f<int8_t>/1/0", 23650.877700000023, "ns/iter")], [0.0236508777]),
         ("jmh", [("a", 2.0, "us/op"), ("b", 4.0, "ops/ms")], [0.002, 0.25]),
         ("benchmarkjs", [("a", 500.0, "ops/sec")], [2.0]),
+        # benchmark-action/github-action-benchmark@28787ca:dev/bench/data.js, 33 of its 4,181 results
+        ("go", [("BenchmarkFib20WithAuxMetric", 50318.0, "ns/op\t         4.000 auxMetricUnits")], [0.050318]),
     ],
 )  # fmt: skip
 def test_data_js(write: Any, tool: str, benches: list[Any], ms: list[float]) -> None:
@@ -203,6 +205,15 @@ def test_nvbench_with_samples(tmp_path: Path) -> None:
     assert (two.latency.bursts_ms, two.cell.shape) == (((2.0,),), "T=I32,Elements=1024#2")
     assert (three.status, three.message) == ("oom", "out of memory")
     assert loaded.notes == ("1 files of samples are missing next to the JSON, so the mean is the only sample",)
+
+
+def test_nvbench_without_a_gpu(write: Any) -> None:
+    """NVIDIA/nvbench@66212f1: json_printer.cu writes null for a list without an element."""
+    cpu = nv_state([nv_summary("nv/cpu_only/time/cpu/mean", value=2e-3), {"tag": "hidden", "data": None}], device=None)
+    content = nvbench(cpu | {"axis_values": None}) | {"devices": None}
+    content["benchmarks"].append({"name": "filtered", "states": None})
+    (one,) = read(write, content, title="NVBench").records
+    assert (one.cell.operator, one.cell.shape, one.environment.device, value_of(one)) == ("copy", "-", "cpu", [2.0])
 
 
 def test_vllm(write: Any) -> None:
@@ -377,8 +388,41 @@ def test_sglang(write: Any) -> None:
     }  # fmt: skip
 
 
+SGLANG = [
+    # TonyLi15/sglang-benchmark@8864250, all 59 files were compared: a line each, of 39 plain values, 8 of them results
+    ("agg_local", {"server_info": {"model_path": "Qwen/Qwen2.5-3B-Instruct"}, "max_concurrency": 200},
+     (1502.6927408762276, 587.2724917717278, 13.879961983893827, 4.802457056939602, 112.7500110348843,
+      29493.711636560205, 7420.0782262057355, 36913.789862765945)),
+    ("pd_1p8d_n100_in2048_out512_c128", {"server_info": None, "max_concurrency": 128},
+     (37229.00700336322, 34747.35026760027, 9.388247978050344, 9.008543565869331, 2.563723673209145,
+      2792.638559989989, 663.568598336723, 3456.207158326712)),
+    ("pd_inter_node_gh200_a100", {"server_info": None, "max_concurrency": 8},
+     (288.6011437512934, 111.80513072758913, 6.123667815700173, 6.024700589478016, 13.680781835321977,
+      826.0456072167409, 383.33550702572177, 1209.3811142424627)),
+]  # fmt: skip
+SGLANG_KEYS = (
+    *("median_e2e_latency_ms", "median_ttft_ms", "median_tpot_ms", "median_itl_ms"),
+    *("request_throughput", "input_throughput", "output_throughput", "total_throughput"),
+)
+
+
+@pytest.mark.parametrize(("name", "facts", "values"), SGLANG, ids=[name for name, *_ in SGLANG])
+def test_a_file_of_sglang(write: Any, name: str, facts: dict[str, Any], values: tuple[float, ...]) -> None:
+    derived = {"duration": 1.77, "mean_ttft_ms": 1.0, "p99_itl_ms": 9.0, "concurrency": 168.1, "completed": 200}
+    line = {"tag": name, "backend": "sglang", "sharegpt_output_len": None, **facts, **derived}
+    loaded = read(write, line | dict(zip(SGLANG_KEYS, values, strict=True)), f"{name}.jsonl", title="SGLang")
+    names = ("e2e", "ttft", "tpot", "itl", *SGLANG_KEYS[4:])
+    expected = {key: [value] if index < 4 else {"per_second": value}
+                for index, (key, value) in enumerate(zip(names, values, strict=True))}  # fmt: skip
+    assert results(loaded) == expected
+    assert loaded.losses == ""
+    assert {one.cell.shape.partition(",unit=")[0] for one in loaded.records} == {
+        f"max_concurrency={facts['max_concurrency']},tag={name}"
+    }
+
+
 def test_helion_dashboard(write: Any, cli: Any) -> None:
-    """pytorch/helion: dashboard-data.json, 1,518 latencies of 35 runs, 26 of them wrong; some lists are empty."""
+    """pytorch/helion@4ca41c3:dashboard-data.json: 1,518 latencies of 35 runs, 26 of them wrong, and 11 failures."""
     shapes = ["(8, 2048, 4096)", "(8, 2048, 8192)"]
 
     def night(sha: str, day: int, latencies: list[float], right: list[float]) -> dict[str, Any]:
@@ -397,6 +441,11 @@ def test_helion_dashboard(write: Any, cli: Any) -> None:
         {"kernel": "cross_entropy", "platform": "AMD Radeon Graphics gfx942", "history": nights},
         {"kernel": "layer_norm-bwd", "platform": "NVIDIA B200", "history": nights[:1]},
     ]
+    failed = {"shapes": ["(4096, 1024)"], "helion_accuracy": [0.0], "helion_speedup": [0.0], "helion_latency_ms": []}
+    failure = {"kernel": "rms_norm-bwd", "platform": "H100", "history": [nights[0] | {"per_shape": failed}]}
+    (one,) = read(write, {"summary": [failure]}, options=Options(), title="Helion").records
+    assert (one.status, one.message) == ("error", "no latency: Helion's accuracy check failed")
+    assert (one.cell.operator, one.cell.shape, one.latency) == ("rms_norm", "(4096, 1024)", None)
     content = {"generated_at": "x", "platforms": [], "summary": summary}
     loaded = read(write, content, options=Options())
     assert len({one.run.id for one in loaded.records}) == 3
