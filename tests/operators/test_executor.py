@@ -503,7 +503,8 @@ def test_a_plugin_is_asked_in_another_process_and_once_for_all_shapes(faulty: st
     named, ended, again = measure([job(*cell, plugins=("faulty_backends.CANNOT_SAY",)) for cell in cells])
     assert {record.status for record in (named, ended, again)} == {"unavailable"}
     assert named.message.isdigit() and named.message == again.message != str(os.getpid())
-    assert ended.message == "its `unavailable` ended its process: the process died (exit code 7) during a question to it"
+    assert ended.message is not None
+    assert ended.message.startswith("its `unavailable` ended its process: the process died (exit code 7)")
 
 
 def test_rows_of_a_problem_are_in_the_order_of_its_jobs(faulty: str, scripted: type[Scripted]) -> None:
