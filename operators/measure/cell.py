@@ -254,7 +254,7 @@ class CellHandler:
         _release()
 
     def restore(self) -> str | None:
-        """Restore the inputs' initial values. Returns what the backend has changed of them or of the harness."""
+        """Restore the inputs' initial values. Returns the change that the backend made to them or the harness."""
         assert self.ready.given is not None
         self.ready.moves.set(None)
         changed = self.ready.given.misuse()

@@ -155,7 +155,7 @@ class JudgeHandler:
     """The judging process's requests, each a method. It holds one problem."""
 
     def __init__(self, file: int = -1) -> None:
-        """Take the descriptor of the file for outputs, which this process has none of."""
+        """Ignore the descriptor of the file for outputs: this process sends no output."""
         self._loaded: _Problem | None = None
 
     @property

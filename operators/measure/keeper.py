@@ -15,7 +15,7 @@ from groupbench.operators.measure.protocol import Watch, reserved_l2
 class Room:
     """The tuned numbers of this module: the room for a burst's outputs, which are kept until some of them are judged.
 
-    They are choices between memory and what a backend can foresee: one output more is one more that may be judged.
+    They are choices: more outputs need more memory, and a backend foresees the judged ones less.
     """
 
     most: int = 32

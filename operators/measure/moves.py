@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 class Steps:
     """The tuned numbers of this module: choices between the time of a step and the share of an input that it changes.
 
-    A step is made before each timed call. Its time is the largest part of what surrounds a short call.
+    A step is made before each timed call. Around a short call, it takes most of the time.
     """
 
     cuda: int = 16 << 20  # bytes of an input that a step changes at most: 10 us at an H100's 3.35 TB/s

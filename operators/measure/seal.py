@@ -5,7 +5,7 @@ result right. On a GPU, though, the parent's clock does not see the cost of the 
 output, nor work before the clock starts: work can hide there. Each guard is for one way to hide it, and for each,
 tests/operators/measure/test_seal.py has a cheat that passes without it.
 
-Only what the harness itself calls between timed calls counts. A backend may replace everything else in its process,
+Only the functions that the harness calls between timed calls count. A backend may replace everything else in its process,
 which the judging process and rivals do not share: functions that its own library wraps, kernels of torch that it calls.
 """
 

@@ -36,7 +36,7 @@ CPUCLOCK_SCHED = 2
 class Bounds:
     """The tuned numbers of this module. Those without a reason are choices."""
 
-    look_s: float = 0.1  # between two checks of what a cell uses
+    look_s: float = 0.1  # between two checks of the memory in use
     look_share: float = 0.02  # of one core for these: each is slow on a machine with many processes, so they are rarer
     processes: int = 4096  # of a cell. Its compiler may start one for each core, several times
     log: int = 256 << 20  # bytes of a cell's output

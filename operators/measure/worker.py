@@ -384,8 +384,8 @@ def call(function: Callable[..., Any], *arguments: Any, timeout_s: float = OPENI
     """Return the result of a function that runs in a new process, which is confined like a cell's.
 
     Args:
-        function: Found by its module and name in the other process. It may import a plugin, so what comes back is read
-            as data of the type that it declares to return.
+        function: Found by its module and name in the other process. It may import a plugin, so the reply is read as
+            data of the type that it declares to return.
         timeout_s: Limit for the result.
 
     Raises GroupbenchError with the process's message if it fails, WorkerLost if it dies or does not answer.
