@@ -39,7 +39,7 @@ class Sharing:
     """The tuned numbers of this module, and where each comes from.
 
     Shapes move when a card's load exceeds `uneven` times the mean, until every load is within `even`. There are two
-    bounds because a shape that moves begins a new history: a nearly even night is not changed.
+    bounds because a shape begins a new history when it moves: a nearly even night is not changed.
     """
 
     uneven: float = 1.05

@@ -53,7 +53,7 @@ _libc = ctypes.CDLL(None)
 
 
 def open_gpu() -> None:
-    """Open the GPU, in a process that gets its cell later."""
+    """Open the GPU in a process without a cell."""
     import torch
 
     with contextlib.suppress(Exception):  # the first request fails in the same way, and reports it
@@ -254,7 +254,7 @@ class CellHandler:
         _release()
 
     def restore(self) -> str | None:
-        """Restore the inputs' initial values. Returns the change that the backend made to them or the harness."""
+        """Restore the inputs' initial values. Returns a change to them or to the harness, made by the backend."""
         assert self.ready.given is not None
         self.ready.moves.set(None)
         changed = self.ready.given.misuse()

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Steps:
-    """The tuned numbers of this module: choices between the time of a step and the share of an input that it changes.
+    """The tuned numbers of this module: choices between the time of a step and the share of an input changed by it.
 
     A step is made before each timed call. Around a short call, it takes most of the time.
     """

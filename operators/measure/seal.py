@@ -5,8 +5,8 @@ result right. On a GPU, though, the parent's clock does not see the cost of the 
 output, nor work before the clock starts: work can hide there. Each guard is for one way to hide it, and for each,
 tests/operators/measure/test_seal.py has a cheat that passes without it.
 
-Only the functions that the harness calls between timed calls count. A backend may replace everything else in its process,
-which the judging process and rivals do not share: functions that its own library wraps, kernels of torch that it calls.
+Only functions called by the harness between timed calls count. A backend may replace everything else in the
+process, which neither the judging process nor rivals share: functions wrapped by a library, kernels of other devices.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 HARNESS = "groupbench.operators.measure."
 """Package with watched functions."""
 BETWEEN_CALLS = ("arrays", "cell", "exchange", "keeper", "moves", "protocol", "seal")
-"""Its modules that run between timed calls."""
+"""The modules with code between timed calls."""
 HOLDERS = (
     *("builtins", "time", "os", "gc", "mmap", "random", "random.SystemRandom", "secrets", "statistics"),
     *("msgspec.msgpack", "multiprocessing.connection.Connection"),
@@ -37,10 +37,10 @@ ATEN = (
     *("copy_", "clone", "detach", "empty_like", "zero_", "bitwise_xor_.Tensor", "sum", "contiguous", "stack"),
     *("_to_copy", "as_strided", "empty.memory_format", "empty_strided", "fill_.Scalar", "sum.dim_IntList", "cat"),
 )
-"""Operations of torch between timed calls, and those that these call, whose kernels `torch.library` can replace."""
+"""Operations of torch between timed calls, and those below them, whose kernels `torch.library` can replace."""
 
 Watched = tuple[str, Callable[[], Any], Any]
-"""A label, a function that returns the watched value, and this value before a plugin was imported."""
+"""A label, a function to read the watched value, and this value before a plugin was imported."""
 
 _first: list[Watched] = []
 
@@ -58,7 +58,7 @@ def problem(device: str, *objects: tuple[Any, type]) -> str | None:
     """Return as a record's message the thing replaced or left on, or None.
 
     Args:
-        objects: Objects of the harness, each with its class.
+        objects: Pairs of an object of the harness and the class.
     """
     name = next((label for label, read, before in _first if _differs(read, before, device)), None)
     name = name or _exchanged(*objects)
@@ -130,7 +130,7 @@ def _foreign_modes() -> int:
 
 
 def _kernels_of(table: str, device: str) -> list[str]:
-    """Return the lines of an operation's kernels without those that only tensors of other devices reach."""
+    """Return the lines of an operation's kernels without those reached by tensors of other devices alone."""
     lines = [line for line in table.splitlines() if ":" in line]
     keys = {line.partition(":")[0] for line in lines}
     others = tuple(key for key in keys if f"Autograd{key}" in keys and key != device.upper())

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Magnitudes:
-    """The tuned numbers of this module for a dtype, from its range: the exponents of fp16 have 5 bits, of fp64 11."""
+    """The tuned numbers of this module for a dtype, from the range: the exponents of fp16 have 5 bits, of fp64 11."""
 
     spread: int  # largest binary exponent of a row's magnitude: products of fp16 would overflow beyond 2 ** 3
     smallest: float  # below which rows are not compared relative to their own: near the subnormal ones, bits are lost

@@ -277,7 +277,7 @@ def _processor_s(process: int) -> float:
 
 
 def _by_parent() -> Callable[[int], list[int]]:
-    """Read all processes of this machine. Return a function that returns those with a parent."""
+    """Read all processes of this machine. Return a function from a parent to the children."""
     by_parent: dict[int, list[int]] = {}
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):

@@ -17,7 +17,7 @@ from groupbench.operators.operator import Operator
 from groupbench.tracker.facts.record import Code, Kernel, Telemetry, Timing
 
 Time = Annotated[float, msgspec.Meta(gt=0)]
-"""A time that a clock can have shown: neither a negative one nor NaN could be compared with others."""
+"""A possible reading of a clock: neither a negative one nor NaN could be compared with others."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ class Failure(msgspec.Struct, frozen=True):
 
     Attributes:
         status: None of these is good news: a backend's process cannot name itself `ok` or `skipped`.
-        kind: Class of the exception that its process reports; "" if the process gave no such answer.
+        kind: Class of the exception in the process; "" if the process gave no such answer.
     """
 
     status: Literal["error", "oom", "unavailable", "timeout", "wrong"]
@@ -124,7 +124,7 @@ class Request:
     """A call of a method of a handler (cell.py, judge.py, worker.py).
 
     The reply is the token, then RETURNED and the method's result, or FAILED and a Failure. It is read as data of the
-    type that the method declares, so no process can answer with something else.
+    type declared by the method, so no process can answer with something else.
     """
 
     verb: str

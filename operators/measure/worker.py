@@ -320,7 +320,7 @@ class _CallHandler:
 
 
 class _Caller(Worker):
-    """A process that calls functions, which may import plugins. Their results are of the types that they declare."""
+    """A process to call functions, which may import plugins. Their results have the declared types."""
 
     handler = _CallHandler
 
@@ -381,11 +381,11 @@ def _cause_of_death(code: int) -> str:
 
 
 def call(function: Callable[..., Any], *arguments: Any, timeout_s: float = OPENING_S) -> Any:
-    """Return the result of a function that runs in a new process, which is confined like a cell's.
+    """Return the result of a function in a new process, which is confined like a cell's.
 
     Args:
         function: Found by its module and name in the other process. It may import a plugin, so the reply is read as
-            data of the type that it declares to return.
+            data of the declared type.
         timeout_s: Limit for the result.
 
     Raises GroupbenchError with the process's message if it fails, WorkerLost if it dies or does not answer.
