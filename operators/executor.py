@@ -24,7 +24,7 @@ from groupbench.operators.foreign import facts_of, learn
 from groupbench.operators.measure import environment, further, machine_code, servers
 from groupbench.operators.measure.cold import first_results
 from groupbench.operators.measure.costs import ENERGY
-from groupbench.operators.measure.live import Live, cool, drawn, fingerprint_of, new_secret, settle, warm_up
+from groupbench.operators.measure.live import Live, ask_judge, cool, drawn, fingerprint_of, new_secret, settle, warm_up
 from groupbench.operators.measure.selection import why_unavailable
 from groupbench.operators.measure.wire import Burst, Failure, Job, Prepared, Request
 from groupbench.operators.measure.worker import OPENING_S, Judge, Worker, call, living, preload, result_of
@@ -266,7 +266,7 @@ def _batch_records(
         cell.finish(secret)
         cell.repeat(bursts)
         if workers.idle_w is None and ENERGY in cell.job.costs and cell.sound:
-            watts = cell.ask_judge("idle_watts")
+            watts = ask_judge(cell, "idle_watts")
             workers.idle_w = watts if isinstance(watts, float) else None
         sound = further.find_costs(cell, workers.idle_w) and further.find_properties(cell)
         if problem := further.find_profile(cell):

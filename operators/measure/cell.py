@@ -126,6 +126,10 @@ class _Ready:
     pads: list[Any] | None = None
 
 
+def _loaded() -> Seen:
+    return watch().loaded()
+
+
 class CellHandler:
     """One cell's requests, each a method. They come in the order in which a cell is measured (ARCHITECTURE.md)."""
 
@@ -344,9 +348,7 @@ class CellHandler:
         self.ready.moves.refresh()
         return _shown_again(self)
 
-    @staticmethod
-    def loaded() -> Seen:
-        return watch().loaded()
+    loaded = staticmethod(_loaded)
 
 
 def _shown_again(handler: CellHandler) -> Sent:

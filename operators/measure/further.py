@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from groupbench.operators.measure import machine_code, profiler
 from groupbench.operators.measure.costs import COLD
 from groupbench.operators.measure.judge import At, OutputJudgement
-from groupbench.operators.measure.live import Live, drawn, median_ms, new_secret
+from groupbench.operators.measure.live import Live, ask_judge, compare, drawn, median_ms, new_secret
 from groupbench.operators.measure.wire import Failure, Request
 from groupbench.tracker.facts.metrics import NCU
 from groupbench.tracker.facts.record import Kernel
@@ -82,13 +82,13 @@ def find_properties(cell: Live) -> bool:
         return True
     for style in range(ROUTINGS):
         seed = ROUTINGS * drawn(28) + style
-        if cell.ask_judge("can_reroute", seed) is True:
+        if ask_judge(cell, "can_reroute", seed) is True:
             secret = new_secret()
             holds = _holds(cell, Request("reroute", (seed, secret)), At(secret, 0, seed))
             cell.properties["dynamic_routing"] = holds is True and cell.properties.get("dynamic_routing", True)
             if holds is None:
                 return False
-    if cell.ask_judge("can_be_special") is True:
+    if ask_judge(cell, "can_be_special") is True:
         seed = drawn(31)
         holds = _holds(cell, Request("special", (seed,)), At(special=seed))
         cell.properties["special_values"] = holds is True
@@ -101,5 +101,5 @@ def _holds(cell: Live, request: Request, at: At) -> bool | None:
     shown = cell.worker.ask(request)
     if isinstance(shown, Failure):
         return None
-    judged = cell.compare(shown, at)
+    judged = compare(cell, shown, at)
     return isinstance(judged, OutputJudgement) and judged.problem is None

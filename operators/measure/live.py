@@ -136,27 +136,6 @@ class Live:
         """Return the reply, or a Failure, which is also stored."""
         return self.take(self.worker.ask(Request(verb, arguments)))
 
-    def ask_judge(self, verb: str, *arguments: Any) -> Any:
-        """Return the judging process's answer about the cell's problem, or a Failure."""
-        judge = self.judge()
-        loaded = judge.ask(Request("load", (replace(self.job, plugins=self.held_to.home),)))
-        return loaded if isinstance(loaded, Failure) else judge.ask(Request(verb, arguments))
-
-    def compare(self, sent: Sent, at: At, named: int | None = None) -> OutputJudgement | Failure:
-        """Return the judging process's verdict on an output.
-
-        Args:
-            named: The sum that was named for the output with its burst.
-        """
-        # The inputs of a record's accuracy are the same every night. Those of other calls are drawn, and a result that
-        # is close to a tolerance would be beyond it now and then.
-        drawn = PRECISION.slack if at.rerouted is None and at.special is None else PRECISION.rerouted_slack
-        slack, row = 1.0 if at == FIRST else drawn, self.held_to.row
-        first_rms = self._first_rms if named is not None else None
-        arguments = (sent, self.worker.path, at, row, self.job.rtol, self.job.atol, slack, named, first_rms)
-        judged: OutputJudgement | Failure = self.ask_judge("compare", *arguments)
-        return judged
-
     def take(self, reply: T) -> T:
         """Return the reply; a failure is also stored."""
         if isinstance(reply, Failure):
@@ -254,9 +233,9 @@ class Live:
 
         def pace(calls: int) -> Any:
             arguments = (new_secret(), calls, self.copies, self.worker.last_processor())
-            return self.ask_judge("pace", *arguments)
+            return ask_judge(self, "pace", *arguments)
 
-        return witness.audit(ask, pace, median_ms(self.bursts), partial(self.ask_judge, "gauge"))
+        return witness.audit(ask, pace, median_ms(self.bursts), partial(ask_judge, self, "gauge"))
 
     def _look(self, secret: int, burst: Burst, numbers: Sequence[int]) -> str | None:
         """Have some outputs kept in a burst checked. Returns the first wrong output's fault, or None."""
@@ -327,7 +306,7 @@ class Live:
         """Return why the burst times differ from consecutive calls on a GPU, or None."""
         assert self.prepared is not None
 
-        gauge = partial(self.ask_judge, "gauge")
+        gauge = partial(ask_judge, self, "gauge")
         replies: list[Any] = []  # each after one move more
 
         def calls(number: int) -> Any:
@@ -349,7 +328,7 @@ class Live:
         Args:
             named: The sum that was named for the output with its burst.
         """
-        reply = self.take(self.compare(sent, at, named))
+        reply = self.take(compare(self, sent, at, named))
         if isinstance(reply, Failure):
             return None
         self.output_bytes = reply.size
@@ -359,6 +338,29 @@ class Live:
         """Free the GPU memory behind shown outputs."""
         if self.failure is None and self.job.device == "cuda":
             self.ask("forget")
+
+
+def ask_judge(cell: Live, verb: str, *arguments: Any) -> Any:
+    """Return the judging process's answer about the cell's problem, or a Failure."""
+    judge = cell.judge()
+    loaded = judge.ask(Request("load", (replace(cell.job, plugins=cell.held_to.home),)))
+    return loaded if isinstance(loaded, Failure) else judge.ask(Request(verb, arguments))
+
+
+def compare(cell: Live, sent: Sent, at: At, named: int | None = None) -> OutputJudgement | Failure:
+    """Return the judging process's verdict on an output.
+
+    Args:
+        named: The sum that was named for the output with its burst.
+    """
+    # The inputs of a record's accuracy are the same every night. Those of other calls are drawn, and a result that
+    # is close to a tolerance would be beyond it now and then.
+    drawn = PRECISION.slack if at.rerouted is None and at.special is None else PRECISION.rerouted_slack
+    slack, row = 1.0 if at == FIRST else drawn, cell.held_to.row
+    first_rms = cell._first_rms if named is not None else None
+    arguments = (sent, cell.worker.path, at, row, cell.job.rtol, cell.job.atol, slack, named, first_rms)
+    judged: OutputJudgement | Failure = ask_judge(cell, "compare", *arguments)
+    return judged
 
 
 def _incomplete(cell: Live, burst: Burst, calls: int, most: int) -> str | None:
