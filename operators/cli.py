@@ -340,8 +340,7 @@ def _selections(options: dict[str, Any], device: str, session: Any) -> list[Any]
         test_only=options.get("test_only", False),
     )
     arguments = (options["ops"], options["only"], options["skip"], plugins, options["baseline"])
-    names = dict[str, tuple[tuple[str, ...], tuple[str, ...]]]
-    named = foreign.ask(plan.named, *arguments, plugins=plugins, returns=names)
+    named = foreign.ask(plan.named, *arguments, plugins=plugins)
     return [
         plan.Selection(
             operator=op,

@@ -24,10 +24,10 @@ from groupbench.operators.foreign import facts_of, learn
 from groupbench.operators.measure import environment, further, machine_code, servers
 from groupbench.operators.measure.cold import first_results
 from groupbench.operators.measure.costs import ENERGY
-from groupbench.operators.measure.live import Live, cool, drawn, fingerprint_of, new_secret, settle, warm_up
+from groupbench.operators.measure.live import Live, ask_judge, cool, drawn, fingerprint_of, new_secret, settle, warm_up
 from groupbench.operators.measure.selection import why_unavailable
 from groupbench.operators.measure.wire import Burst, Failure, Job, Prepared, Request
-from groupbench.operators.measure.worker import Judge, Worker, call, living, preload
+from groupbench.operators.measure.worker import OPENING_S, Judge, Worker, call, living, preload, result_of
 from groupbench.operators.operator import Target
 from groupbench.operators.registry import CATALOG, catalog_operator, get_operator
 from groupbench.tracker.facts.record import SCHEMA, Cell, Environment, Latency, Record, Run, Status
@@ -123,8 +123,16 @@ def imports(jobs: list[Job]) -> tuple[str, ...]:
 def probe(device: str) -> Machine:
     """Return the machine for "cuda" or "cpu". Raises GroupbenchError."""
     servers.begin()
-    examined = tuple[Environment, tuple[int, int] | None]
-    return Machine(*call(environment.examine, device, returns=examined, server=servers.JUDGES))
+    judge = Judge(device, OPENING_S)
+    try:
+        return examined(judge, device)
+    finally:
+        judge.close()
+
+
+def examined(judge: Judge, device: str) -> Machine:
+    """Return the machine as the judging process sees it. Raises GroupbenchError."""
+    return Machine(*result_of(judge.ask(Request("examine", (device,)))))
 
 
 def execute(
@@ -214,7 +222,7 @@ def _why_unavailable(job: Job, target: Target, answers: dict[tuple[Any, ...], st
     question = (job.operator, job.backend, job.plugins, job.mode, target)
     if question not in answers:
         try:
-            answers[question] = call(_ask_plugin, job, target, returns=str | None)
+            answers[question] = call(_ask_plugin, job, target)
         except WorkerLost as error:
             answers[question] = f"its `unavailable` ended its process: {error}"
     return answers[question]
@@ -258,7 +266,7 @@ def _batch_records(
         cell.finish(secret)
         cell.repeat(bursts)
         if workers.idle_w is None and ENERGY in cell.job.costs and cell.sound:
-            watts = cell.judging.value_of("idle_watts")
+            watts = ask_judge(cell, "idle_watts")
             workers.idle_w = watts if isinstance(watts, float) else None
         sound = further.find_costs(cell, workers.idle_w) and further.find_properties(cell)
         if problem := further.find_profile(cell):

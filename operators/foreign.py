@@ -45,16 +45,13 @@ class Facts(msgspec.Struct, frozen=True):
     held_to: HeldTo
 
 
-def ask(function: Callable[..., Any], *arguments: Any, plugins: Iterable[str], returns: Any) -> Any:
+def ask(function: Callable[..., Any], *arguments: Any, plugins: Iterable[str]) -> Any:
     """Return the function's result, from another process if plugins are named or installed.
-
-    Args:
-        returns: Type of the result.
 
     Raises UsageError as the function does, and WorkerLost if a plugin ends the process.
     """
     if any(plugins) or any(plugin_sources.offered().values()):
-        return call(function, *arguments, returns=returns)
+        return call(function, *arguments)
     return function(*arguments)
 
 
@@ -68,7 +65,7 @@ def learn(jobs: Iterable[Job]) -> None:
         if job not in _facts:
             unknown.setdefault(job.plugins, []).append(job)
     for plugins, group in unknown.items():
-        answers = ask(describe, group, plugins=plugins, returns=tuple[Facts, ...])
+        answers = ask(describe, group, plugins=plugins)
         for job, facts in zip(group, answers, strict=True):
             # A plugin's answer about a backend of groupbench does not count.
             if not facts.plugins and job.operator in registry.CATALOG:

@@ -24,30 +24,31 @@ from groupbench.operators.errors import GroupbenchError
 from groupbench.operators.executor import Machine, Progress, Workers
 from groupbench.operators.logs import Logs
 from groupbench.operators.measure.environment import resolve_device
-from groupbench.operators.measure.judge import Examined
 from groupbench.operators.measure.texts import one_line
 from groupbench.operators.measure.wire import Job, Request
-from groupbench.operators.measure.worker import Judge, Spare, Worker, preload
+from groupbench.operators.measure.worker import OPENING_S, Judge, Spare, Worker, preload, result_of
 from groupbench.operators.registry import plugin_backends
 from groupbench.tracker.facts.record import Environment, Record, Run
 
 Problem: TypeAlias = tuple[str, str]
 """Operator and shape, whose cells stay on one card."""
 
-UNEVEN, EVEN = 1.05, 1.01
-"""Shapes move when a card's load exceeds the first bound times the mean, until every load is within the second.
 
-There are two bounds because a shape that moves begins a new history: a nearly even night is not changed.
-"""
+@dataclass(frozen=True)
+class Sharing:
+    """The tuned numbers of this module, and where each comes from.
 
-OPENING_S = 300.0
-"""Seconds to import torch and open a GPU. The first time on a machine may take minutes."""
+    Shapes move when a card's load exceeds `uneven` times the mean, until every load is within `even`. There are two
+    bounds because a shape begins a new history when it moves: a nearly even night is not changed.
+    """
 
-STARTING_S = 10.0
-"""Seconds of starting that a card's first problem includes, at most."""
+    uneven: float = 1.05
+    even: float = 1.01
+    starting_s: float = 10.0  # of starting that a card's first problem includes at most
+    waiting_s: float = 20.0  # that processes wait for the next batch, before they free the GPU for other work
 
-WAITING_S = 20.0
-"""Seconds that processes wait for the next batch, before they free the GPU for other work."""
+
+SHARING = Sharing()
 
 
 class OtherCode(GroupbenchError):
@@ -142,7 +143,7 @@ def measure(batch: Batch) -> list[Record]:
 
 
 class _KeptWorkers:
-    """One run's backend processes. They end when another run begins, or after `WAITING_S` without a batch."""
+    """One run's backend processes. They end when another run begins, or after `SHARING.waiting_s` without a batch."""
 
     def __init__(self) -> None:
         self._guard = threading.Lock()
@@ -158,13 +159,13 @@ class _KeptWorkers:
             self._judge.send(Request("examine", (device,)))
             preload(*executor.imports(list(jobs)))
             self._spares = [Spare(device, OPENING_S) for _ in jobs]
-            examined = self._judge.receive()
-            if isinstance(examined, Examined):
-                return Machine(examined.environment, examined.capability)
-            for started in (self._judge, *self._spares):
-                started.close()
-            self._judge, self._spares = None, []
-            raise GroupbenchError(examined.message)
+            try:
+                return Machine(*result_of(self._judge.receive()))
+            except GroupbenchError:
+                for started in (self._judge, *self._spares):
+                    started.close()
+                self._judge, self._spares = None, []
+                raise
 
     @contextmanager
     def of(self, batch: Batch) -> Iterator[Workers]:
@@ -182,7 +183,7 @@ class _KeptWorkers:
             except BaseException:
                 self._end()
                 raise
-            self._idle = threading.Timer(WAITING_S, self.end)
+            self._idle = threading.Timer(SHARING.waiting_s, self.end)
             self._idle.daemon = True
             self._idle.start()
 
@@ -228,7 +229,7 @@ def plugin_fault(plugins: Sequence[str]) -> str | None:
     A worker imports modules from the folder in which it was started.
     """
     try:
-        foreign.ask(check_plugins, plugins, plugins=plugins, returns=None)
+        foreign.ask(check_plugins, plugins, plugins=plugins)
     except GroupbenchError as error:
         return one_line(str(error))
     return None
@@ -300,7 +301,7 @@ def before(records: Iterable[Record]) -> dict[Problem, Before]:
     others = [taken for problem, taken in seconds.items() if problem not in first.values()]
     for problem in first.values():
         taken = seconds[problem]
-        seconds[problem] = max(taken - STARTING_S, min(taken, max(others, default=taken)))
+        seconds[problem] = max(taken - SHARING.starting_s, min(taken, max(others, default=taken)))
     return {problem: Before(cards[problem], taken) for problem, taken in seconds.items()}
 
 
@@ -308,7 +309,7 @@ def assign(work: Sequence[Batch], cards: Sequence[Card], history: Mapping[Proble
     """Return each batch's card index.
 
     A batch goes to the card that measured the problem before. The others go to the card with the least load, the
-    longest first. If a load exceeds `UNEVEN` times the mean, batches move until every load is within `EVEN`.
+    longest first. If a load exceeds `uneven` times the mean, batches move until every load is within `even`.
     """
     history = history or {}
     costs = _expected_seconds(work, history)
@@ -340,9 +341,9 @@ def _expected_seconds(work: Sequence[Batch], history: Mapping[Problem, Before]) 
 def _even_out(costs: list[float], chosen: dict[int, int], loads: list[float]) -> None:
     """Move batches from the card with the most load to the one with the least. Exchange two if none is short enough."""
     mean = sum(loads) / len(loads)
-    if max(loads) <= UNEVEN * mean:
+    if max(loads) <= SHARING.uneven * mean:
         return
-    while max(loads) > EVEN * mean:
+    while max(loads) > SHARING.even * mean:
         most, least = loads.index(max(loads)), loads.index(min(loads))
         gap, minimum = loads[most] - loads[least], 1e-3 * mean
         crowded = [n for n, card in chosen.items() if card == most]

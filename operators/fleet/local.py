@@ -19,6 +19,7 @@ from groupbench.operators.fleet.batch import Batch, Before, Card, Problem
 from groupbench.operators.fleet.drive import Fleet, NotReached, WorkerDied
 from groupbench.operators.fleet.slots import Slot
 from groupbench.operators.measure.wire import Job
+from groupbench.operators.measure.worker import OPENING_S
 from groupbench.tracker.facts.record import Record
 from groupbench.tracker.tools import logs
 from groupbench.tracker.tools.parent import end_with_parent
@@ -72,8 +73,8 @@ class LocalFleet(Fleet):
             raise
 
     def _add(self, process: _Process, opening: Future[Card]) -> None:
-        log.info("waiting up to %g s for GPU %s to open", batches.OPENING_S, process.slot.name)
-        card = opening.result(batches.OPENING_S)
+        log.info("waiting up to %g s for GPU %s to open", OPENING_S, process.slot.name)
+        card = opening.result(OPENING_S)
         if card.machine.environment.gpu_uuid != process.slot.uuid:
             slots.lock(card.machine.environment.gpu_uuid)
         self.cards.append(card)
@@ -171,7 +172,7 @@ def look(gpus: str | None, device: str) -> list[tuple[Slot, Card]]:
     chosen = slots.choose(gpus or ("0" if device == "cpu" else "all"), device)
     processes = [_Process(slot) for slot in chosen]
     try:
-        cards = [process.pool.submit(slots.examine, process.slot).result(batches.OPENING_S) for process in processes]
+        cards = [process.pool.submit(slots.examine, process.slot).result(OPENING_S) for process in processes]
     finally:
         _kill(processes)
     for card in cards:

@@ -12,7 +12,7 @@ from groupbench.operators.session import Session
 def list_jobs(selections: list[Selection], device: str) -> list[Job]:
     """Return the cells of the selections, each once."""
     plugins = (plugin for selection in selections for plugin in selection.plugins)
-    return list(foreign.ask(plan.planned, selections, device, plugins=plugins, returns=tuple[Job, ...]))
+    return list(foreign.ask(plan.planned, selections, device, plugins=plugins))
 
 
 def record_failure(selections: list[Selection], device: str, session: Session, reason: str) -> int:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import msgspec
 
+from groupbench.operators.measure.loaded import Seen
 from groupbench.operators.measure.protocol import Protocol
-from groupbench.operators.measure.wire import Seen
 from groupbench.tracker.facts.record import Accuracy, Cell, Code, Kernel, Latency, Status
 
 

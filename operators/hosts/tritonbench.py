@@ -351,7 +351,7 @@ def _record(event: Event, machine: Machine, run: Run) -> Record:
         code=event.code,
         duration_s=event.duration_s,
         metrics=machine_code.metrics_of(kernels),
-        loaded=None if event.seen is None else fingerprints().of(event.seen.files, event.seen.libraries),
+        loaded=None if event.seen is None else fingerprints().of(*event.seen),
     )
 
 

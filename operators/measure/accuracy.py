@@ -240,18 +240,12 @@ def _compare(
 def worst_of(errors: Sequence[Accuracy]) -> Accuracy:
     """Return the worst numbers over several outputs, and the first bad coordinates."""
 
-    def worst(field: str) -> float | None:
+    def worst(field: str) -> Any:
         values = [getattr(one, field) for one in errors]
         return None if None in values else max(values)  # None means infinity
 
-    return Accuracy(
-        rms=worst("rms"),
-        max_abs=worst("max_abs"),
-        worst_block_rms=worst("worst_block_rms"),
-        mismatch=worst("mismatch"),
-        unwritten=worst("unwritten"),
-        first_bad=next((one.first_bad for one in errors if one.first_bad), None),
-    )
+    numbers = {name: worst(name) for name in ("rms", "max_abs", "worst_block_rms", "mismatch", "unwritten")}
+    return Accuracy(**numbers, first_bad=next((one.first_bad for one in errors if one.first_bad), None))
 
 
 def compare(out: Tensor, reference: Tensor, tolerance: Tolerance, local: float = 1.0) -> tuple[Accuracy, str | None]:

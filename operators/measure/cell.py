@@ -29,16 +29,18 @@ import msgspec
 
 from groupbench.kernels.variants import choices
 from groupbench.operators import plugins, relayout
-from groupbench.operators.errors import Unavailable
-from groupbench.operators.measure import accuracy, compiled, costs, exchange, loaded, moves, seal, specials, triton_key
+from groupbench.operators.errors import GroupbenchError, Unavailable
+from groupbench.operators.measure import accuracy, compiled, costs, exchange, moves, seal, specials, triton_key
 from groupbench.operators.measure.costs import Costs
+from groupbench.operators.measure.exchange import Sent
 from groupbench.operators.measure.faults import is_oom, located
 from groupbench.operators.measure.given import Given
 from groupbench.operators.measure.invariance import batch_invariant
 from groupbench.operators.measure.keeper import Keeper
+from groupbench.operators.measure.loaded import Seen, watch
 from groupbench.operators.measure.protocol import CpuTimer, GpuTimer, Protocol, timer_of, timing_of
 from groupbench.operators.measure.texts import one_line
-from groupbench.operators.measure.wire import Burst, Done, Failure, Job, Prepared, Request, Seen, Shown
+from groupbench.operators.measure.wire import FAILED, RETURNED, Burst, Failure, Job, Prepared, Request
 from groupbench.operators.operator import Backend, Operator
 from groupbench.operators.registry import get_backend, get_operator
 from groupbench.tracker.facts.record import Code
@@ -50,21 +52,8 @@ _now = time.perf_counter
 _libc = ctypes.CDLL(None)
 
 
-def serve(connection: Connection, file: int, device: str, idle: Callable[[], None] | None = None) -> None:
-    """Answer requests until the pipe closes. `file` is the descriptor for the output file.
-
-    Args:
-        idle: Is called once, as soon as no request waits.
-    """
-    answer_requests(connection, CellHandler(file), idle)
-
-
-def serve_opened(connection: Connection, file: int, device: str) -> None:
-    """Answer requests as `serve` does, in a process with the GPU opened before it gets a cell."""
-    serve(connection, file, device, _open_gpu if device == "cuda" else None)
-
-
-def _open_gpu() -> None:
+def open_gpu() -> None:
+    """Open the GPU in a process without a cell."""
     import torch
 
     with contextlib.suppress(Exception):  # the first request fails in the same way, and reports it
@@ -91,13 +80,21 @@ def answer_requests(connection: Connection, handler: Any, idle: Callable[[], Non
             return
         try:
             reply = getattr(handler, request.verb)(*request.arguments)
-        except Unavailable as reason:
-            reply = Failure("unavailable", one_line(str(reason)) or "its `prepare` gives no reason")
+            begins = RETURNED
         except BaseException as error:
-            traceback.print_exc()
-            reply = Failure("oom" if is_oom(error) else "error", located(error))
+            begins, reply = FAILED, _failure(error)
         _flush()
-        send(request.token + encode(reply))
+        send(request.token + begins + encode(reply))
+
+
+def _failure(error: BaseException) -> Failure:
+    kind = type(error).__name__
+    if isinstance(error, Unavailable):
+        return Failure("unavailable", one_line(str(error)) or "its `prepare` gives no reason", kind)
+    if isinstance(error, GroupbenchError):
+        return Failure("error", str(error), kind)
+    traceback.print_exc()
+    return Failure("oom" if is_oom(error) else "error", located(error), kind)
 
 
 def _flush() -> None:
@@ -129,6 +126,10 @@ class _Ready:
     pads: list[Any] | None = None
 
 
+def _loaded() -> Seen:
+    return watch().loaded()
+
+
 class CellHandler:
     """One cell's requests, each a method. They come in the order in which a cell is measured (ARCHITECTURE.md)."""
 
@@ -150,7 +151,7 @@ class CellHandler:
         assert self._ready is not None, "asked before `prepare` or `reload`"
         return self._ready
 
-    def adopt(self, job: Job) -> Done:
+    def adopt(self, job: Job) -> None:
         """Set the job, and import the modules that it needs. `load` or `reload` makes the inputs."""
         import torch
 
@@ -164,22 +165,19 @@ class CellHandler:
         plugins.adopt_variables()
         if self.backend.kind != "torch":
             importlib.import_module(self.backend.kind)  # Helion takes 12 s on a machine that has not seen it
-        return Done()
 
-    def load(self) -> Done:
+    def load(self) -> None:
         """Open the device and make the inputs. None of this is timed."""
         self.shape = self.job.shape_of(self.operator)
         self.inputs = self._draw(self.job.seed)
         _synchronize(self.job.device)
-        return Done()
 
-    def unload(self) -> Done:
+    def unload(self) -> None:
         """Drop everything except imported modules, so other processes can use the device's memory."""
         self.inputs = self._ready = self.shown = self.kept = None
         self.buffers = []
         gc.collect()
         _release()
-        return Done()
 
     def prepare(self) -> Prepared:
         """Prepare the backend, timed, and call it twice on poisoned memory. Raises as the backend does."""
@@ -199,8 +197,8 @@ class CellHandler:
         with compiled.watched(code) as kernels:
             given.register(copies)
             shown = accuracy.rehearse(run, job.device, given, patient=not interpreted)
-        problem = given.misuse(shown.returned) or seal.problem()
-        sent = exchange.send(shown.form, [*shown.second, *shown.first], self.file, by_handle=True)
+        problem = given.misuse(shown.returned) or seal.problem(job.device)
+        sent = exchange.send(shown.form, [*shown.second, *shown.first], self.file)
         self.shown = shown
         self._ready = self._timed(run, copies, interpreted, job.protocol)
         self._ready.given = given
@@ -251,24 +249,22 @@ class CellHandler:
         invariance = _invariance(self) if costs.INVARIANCE in wanted else {}
         if self.job.device != "cuda":
             return Costs(invariance)
-        enqueue_ms = ready.timer.host_ms() if isinstance(ready.timer, GpuTimer) else None
         measured = costs.of_cuda(ready.run, wanted, call_ms, ready.nvml)
-        return msgspec.structs.replace(measured, metrics=measured.metrics | invariance, enqueue_ms=enqueue_ms)
+        return msgspec.structs.replace(measured, metrics=measured.metrics | invariance)
 
-    def forget(self) -> Done:
+    def forget(self) -> None:
         """Drop the timed calls' outputs, including those returned by `show`."""
         self.shown = self.kept = None
         _release()
-        return Done()
 
-    def restore(self) -> Done:
-        """Restore the inputs' initial values, and report any changed by the backend."""
+    def restore(self) -> str | None:
+        """Restore the inputs' initial values. Returns a change to them or to the harness, made by the backend."""
         assert self.ready.given is not None
         self.ready.moves.set(None)
         changed = self.ready.given.misuse()
-        return Done(f"after its timed runs: {changed}" if changed else seal.problem())
+        return f"after its timed runs: {changed}" if changed else seal.problem(self.job.device)
 
-    def reroute(self, seed: int, secret: int) -> Shown:
+    def reroute(self, seed: int, secret: int) -> Sent:
         """Return the output for other values and another routing of the same number of rows, in the same buffers."""
         ready = self.ready
         ready.moves.set(None)
@@ -279,7 +275,7 @@ class CellHandler:
             tensor.copy_(before)
         return shown
 
-    def reload(self, seed: int, samples: int) -> Done:
+    def reload(self, seed: int, samples: int) -> None:
         """Make the inputs again at other addresses, after allocations of random sizes, and prepare the backend.
 
         The input addresses change a kernel's time by up to 0.4 % (0.7 % at 13 us), within and across processes.
@@ -290,7 +286,6 @@ class CellHandler:
         self.load()
         self._ready = self._timed(*self._prepared(), replace(self.job.protocol, samples=samples))
         self._ready.pads = pads
-        return Done()
 
     def _draw(self, seed: int) -> Any:
         return self.operator.make_inputs(self.shape, self.job.dtype, self.job.device, seed)
@@ -312,22 +307,29 @@ class CellHandler:
         samples = ready.timer.burst(kept) if isinstance(ready.timer, GpuTimer) else ready.timer.burst(kept, calls)
         self.kept = kept.kept
         sums = kept.sums()
-        problem = seal.problem() or _altered(ready, kept) or _misbehaved(kept)
+        timer = GpuTimer if isinstance(ready.timer, GpuTimer) else CpuTimer
+        objects = (
+            (ready.timer, timer),
+            (ready.moves, moves.Moves),
+            (kept.inputs, moves.Moves),
+            (kept, Keeper),
+            (kept.kept, list),
+        )
+        problem = seal.problem(self.job.device, *objects) or _misbehaved(kept)
         telemetry = ready.nvml.telemetry() if ready.nvml else None
         enqueue_ms = ready.timer.burst_enqueue_ms if isinstance(ready.timer, GpuTimer) else None
         return Burst(tuple(samples), telemetry, tuple(step for step, _, _ in kept.kept), sums, problem, enqueue_ms)
 
-    def show(self, number: int) -> Shown:
+    def show(self, number: int) -> Sent:
         """Return the output of the timed call `number` of the last burst, counted among those that were kept."""
         assert self.kept
         _, form, parts = self.kept[number]
-        return Shown(exchange.send(form, parts, self.file, by_handle=True))
+        return exchange.send(form, parts, self.file)
 
-    def move(self, secret: int | None) -> Done:
+    def move(self, secret: int | None) -> None:
         """Move the inputs by the secret, or back to their initial values."""
         self.ready.moves.set(secret)
         _synchronize(self.job.device)
-        return Done()
 
     def witness(self, calls: int) -> Burst:
         """Time consecutive calls on a GPU. The inputs move once among them, and `show(0)` returns the next output."""
@@ -339,22 +341,22 @@ class CellHandler:
         self.kept = keeper.kept
         return Burst(tuple(samples), sums=keeper.sums())
 
-    def special(self, seed: int) -> Shown:
+    def special(self, seed: int) -> Sent:
         """Return the output for special values. It must be the cell's last request: the inputs are not restored."""
         self.ready.moves.set(None)
         specials.write(self.operator, self.inputs, seed)
         self.ready.moves.refresh()
         return _shown_again(self)
 
-    loaded = staticmethod(lambda: Seen(*loaded.watch().loaded()))
+    loaded = staticmethod(_loaded)
 
 
-def _shown_again(handler: CellHandler) -> Shown:
+def _shown_again(handler: CellHandler) -> Sent:
     """Return the output of one more call."""
     form, parts = exchange.plain_parts(handler.ready.timer.run(), handler.job.device)
     handler.shown = [part.clone() for part in parts]
     _synchronize(handler.job.device)
-    return Shown(exchange.send(form, handler.shown, handler.file, by_handle=True))
+    return exchange.send(form, handler.shown, handler.file)
 
 
 def _invariance(handler: CellHandler) -> dict[str, float]:
@@ -364,13 +366,6 @@ def _invariance(handler: CellHandler) -> dict[str, float]:
         return {}
     invariant = batch_invariant(handler.backend.prepare, placements(handler.inputs))
     return {} if invariant is None else {"batch_invariant": float(invariant)}
-
-
-def _altered(ready: _Ready, keeper: Keeper) -> str | None:
-    """Return as a record's message the object of the harness that the backend has changed, or None."""
-    timer = GpuTimer if isinstance(ready.timer, GpuTimer) else CpuTimer
-    name = seal.exchanged((ready.timer, timer), (ready.moves, moves.Moves), (keeper, Keeper), (keeper.kept, list))
-    return name and f"the backend's process replaced {name}, which measures it"
 
 
 def _misbehaved(kept: Keeper) -> str | None:

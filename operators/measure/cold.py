@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from groupbench.operators.measure import witness
-from groupbench.operators.measure.costs import Costs
 from groupbench.operators.measure.wire import Failure, Job, Request
 from groupbench.operators.measure.worker import Worker
 from groupbench.tracker.text.scratch import Scratch
@@ -52,7 +51,7 @@ def first_results(jobs: Sequence[Job], timeout_s: float, room: int) -> list[dict
                 took_s += witness.now() - begun
         finally:
             fresh.close()
-        return reply.metrics | {"first_result_ms": 1e3 * took_s} if isinstance(reply, Costs) else {}
+        return {} if isinstance(reply, Failure) else reply.metrics | {"first_result_ms": 1e3 * took_s}
 
     pool = ThreadPoolExecutor(_at_once(jobs[0].device, room))
     try:

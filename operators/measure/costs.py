@@ -31,12 +31,11 @@ SAMPLED_CALLS = 3
 """Calls during which the device's free memory is watched."""
 
 
-class Costs(msgspec.Struct, frozen=True, tag=True):
+class Costs(msgspec.Struct, frozen=True):
     """A call's costs, by metric, and the launched kernels."""
 
     metrics: dict[str, float]
     launched: tuple[str, ...] | None = None  # kernels, copies and fills, in order
-    enqueue_ms: float | None = None  # host time of a call, later than that of `prepare`
 
 
 @dataclass(frozen=True)
@@ -103,8 +102,7 @@ def _energy(run: Callable[[], Any], call_ms: float, nvml: Any) -> dict[str, floa
         recorded.record()
         return recorded
 
-    taken = energy(run, call_ms, nvml.joules, event, torch.cuda.synchronize)
-    return {} if taken is None else {"energy_j": taken.joules, "power_w": taken.watts}
+    return energy(run, call_ms, nvml.joules, event, torch.cuda.synchronize)
 
 
 # ---- compiling and tuning
@@ -361,15 +359,6 @@ def eager_ms(run: Callable[[], Any], call_ms: float, synchronize: Callable[[], N
 # ---- energy
 
 
-@dataclass(frozen=True)
-class Energy:
-    """A call's energy and power, from consecutive calls on a busy GPU."""
-
-    joules: float
-    watts: float
-    ms: float  # from one call to the next
-
-
 def idle_watts(joules: Callable[[], float], sleep: Callable[[float], None] = time.sleep) -> float | None:
     """Return the power of the idle GPU in watts, after a rest. None if the counter does not change."""
     sleep(LOADS.rest_s)
@@ -387,11 +376,11 @@ def energy(
     joules: Callable[[], float],  # reading of the counter
     event: Callable[[], Any],  # records an event, with the methods `query` and `elapsed_time` of torch's
     synchronize: Callable[[], None],
-) -> Energy | None:
-    """Return a call's energy, measured by the GPU's counter over consecutive calls.
+) -> dict[str, float]:
+    """Return a call's energy and power, measured by the GPU's counter over consecutive calls, by metric.
 
     The GPU is kept busy. Power is the counter's slope between changes; a call's energy is this power times the mean
-    time from one call to the next, by the GPU's clock. None if the counter does not change.
+    time from one call to the next, by the GPU's clock. There is nothing to return if the counter does not change.
     """
     batch = max(1, round(1e3 * LOADS.batch_s / max(call_ms, 1e-3)))
     pending: deque[Any] = deque()
@@ -417,9 +406,8 @@ def energy(
     synchronize()
     watts = ticks.watts()
     if watts is None:
-        return None
-    ms = first.elapsed_time(last) / calls
-    return Energy(watts * ms / 1e3, watts, ms)
+        return {}
+    return {"energy_j": watts * first.elapsed_time(last) / calls / 1e3, "power_w": watts}
 
 
 class _Ticks:

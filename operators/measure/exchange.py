@@ -9,7 +9,6 @@ import math
 import mmap
 import os
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -86,15 +85,15 @@ def _plain(value: Any, device: str) -> Tensor:
     return part
 
 
-def send(form: str, parts: Sequence[Tensor], file: int, by_handle: bool) -> Sent:
-    """Make tensors readable by another process: by CUDA's IPC handles if `by_handle` and possible, else in the file.
+def send(form: str, parts: Sequence[Tensor], file: int) -> Sent:
+    """Make tensors readable by another process: by CUDA's IPC handles if possible, else in the file.
 
     Args:
         file: Descriptor of the file, which grows as needed; tensors begin at multiples of 64 bytes.
 
     Tensors sent by handle must stay alive until the other process has read them.
     """
-    if by_handle and all(part.is_cuda for part in parts):
+    if all(part.is_cuda for part in parts):
         try:
             return Sent(form, tuple(map(_by_handle, parts)))
         except RuntimeError:  # no CUDA IPC in this container, or memory that cannot be shared
@@ -153,59 +152,11 @@ def _by_handle(part: Tensor) -> Part:
     return Part(_name(part), tuple(part.shape), handle=tuple(handle), start=start)
 
 
-def receive(sent: Sent, path: str, device: str) -> Any:
-    """Return the output in this process: a tensor, or a tuple or list of tensors, copied to `device`.
-
-    Args:
-        path: The file of `send`.
-
-    Raises ValueError if the data does not describe tensors, or if the file is too short for them.
-    """
-    import torch
-
-    tensors = []
-    for part in sent.parts:
-        dtype = getattr(torch, part.dtype, None)
-        if not isinstance(dtype, torch.dtype) or any(size < 0 for size in part.shape):
-            raise ValueError(f"the backend's process sent {part.dtype} {list(part.shape)}, which is not a tensor")
-        size = math.prod(part.shape) * dtype.itemsize
-        if not size:
-            tensors.append(torch.empty(part.shape, dtype=dtype, device=device))
-        elif part.handle is not None:
-            storage = torch.UntypedStorage._new_shared_cuda(*part.handle)
-            flat = torch.empty(0, dtype=torch.uint8, device=device).set_(storage)
-            tensors.append(flat[part.start : part.start + size].clone().view(dtype).view(part.shape))
-            del flat, storage
-        else:
-            tensors.append(_read(path, part.offset, size, device).view(dtype).view(part.shape))
-    return arranged(sent.form, tensors)
-
-
 def arranged(form: str, tensors: list[Tensor]) -> Any:
     """Return the tensors in a form of `plain_parts`."""
     if form == "tensor" and len(tensors) == 1:
         return tensors[0]
     return tensors if form == "list" else tuple(tensors)
-
-
-def _read(path: str, offset: int, size: int, device: str) -> Tensor:
-    """Return a copy of `size` bytes at `offset`, since the other process may still change the file.
-
-    They are read, not mapped: a file that is cut at this time would end this process by SIGBUS.
-
-    Raises ValueError if the file is too short.
-    """
-    import torch
-
-    data = bytearray(size)
-    view = memoryview(data)
-    with Path(path).open("rb", buffering=0) as file:
-        file.seek(max(offset, 0))
-        while len(view) and (read := file.readinto(view)):  # at most 2 GiB at once
-            view = view[read:]
-    if len(view) or offset < 0:
-        raise ValueError("the backend's process sent fewer bytes than it announced")
-    return torch.frombuffer(data, dtype=torch.uint8).to(device)
 
 
 def _name(part: Tensor) -> str:

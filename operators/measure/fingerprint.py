@@ -22,7 +22,7 @@ import json
 import os
 import re
 from collections.abc import Iterable
-from functools import cache, cached_property
+from functools import cache
 from pathlib import Path
 
 from groupbench.operators.measure.loaded import C_SOURCES, Noted, repository_root
@@ -34,7 +34,6 @@ VERSION_FILES = ("_version.py", "version.py", "__version__.py")
 """Names of modules that setuptools-scm, hatch-vcs and the like write with the commit's name."""
 
 _INCLUDE = re.compile(rb'^[ \t]*#[ \t]*include[ \t]*[<"]([^">\n]+)', re.MULTILINE)
-_TOP_LEVEL = re.compile(r"^([^/,\n]+?)(?:/|\.py,|\.[^/,\n]*so,)", re.MULTILINE)
 _MOST_SOURCE = 4 << 20
 """Size in bytes of a source above which it is not searched for headers."""
 
@@ -61,14 +60,14 @@ class Fingerprints:
             libraries: Outermost names of the modules that it imported from installed packages.
         """
         if self._root is None:
-            return loaded_of(None, _distributions().versions(libraries))
+            return loaded_of(None, versions(libraries))
         hashes = {
             path: self._hash(path, size, time_ns) for path, size, time_ns, run in noted if self._counts(path, run)
         }
         files = {path: value for path, value in hashes.items() if value is not None}
         complete = len(files) == len(hashes)
         self._add_headers(files)
-        return loaded_of(files if complete else None, _distributions().versions(libraries))
+        return loaded_of(files if complete else None, versions(libraries))
 
     def _counts(self, path: str, run: bool) -> bool:
         if self._tracked is not None:
@@ -156,45 +155,19 @@ def _tracked(root: str | None) -> frozenset[str] | None:
     return None if listed is None else frozenset(filter(None, listed.split("\0")))
 
 
-class _Distributions:
-    """The installed distributions: names and versions by the modules that they provide.
-
-    `importlib.metadata.packages_distributions` takes half a second. Most modules have the name of their distribution,
-    and only for others are the lists of files read.
-    """
-
-    def __init__(self) -> None:
-        self._all: dict[str, importlib.metadata.Distribution] = {}  # the first on the path hides others
-        for each in importlib.metadata.distributions():
-            self._all.setdefault(each.name.lower().replace("-", "_"), each)
-        self._versions: dict[str, str] = {}
-
-    @cached_property
-    def _by_module(self) -> dict[str, list[str]]:
-        names: dict[str, list[str]] = {}
-        for name, each in self._all.items():
-            text = each.read_text("top_level.txt")
-            for module in text.split() if text else set(_TOP_LEVEL.findall(each.read_text("RECORD") or "")):
-                names.setdefault(module, []).append(name)
-        return names
-
-    def versions(self, modules: Iterable[str]) -> dict[str, str]:
-        """Return the versions of the distributions with these modules. Those of a namespace all count."""
-        names = set()
-        for module in modules:
-            if (name := module.lower()) in self._all:
-                names.add(name)
-            elif not module.startswith("__editable__"):
-                names.update(self._by_module.get(module, ()))
-        return {name.replace("_", "-"): self._version(name) for name in sorted(names)}
-
-    def _version(self, name: str) -> str:
-        """Return a version, with the commit of a distribution that was installed from a repository."""
-        if name not in self._versions:
-            origin = json.loads(self._all[name].read_text("direct_url.json") or "{}")
-            commit = origin.get("vcs_info", {}).get("commit_id", "")[:10]
-            self._versions[name] = self._all[name].version + (f"+{commit}" if commit else "")
-        return self._versions[name]
+def versions(modules: Iterable[str]) -> dict[str, str]:
+    """Return the versions of the distributions that provide these modules. Those of a namespace all count."""
+    names = {name for module in modules for name in _by_module().get(module, ())}
+    return {name.lower().replace("_", "-"): _version(name) for name in sorted(names)}
 
 
-_distributions = cache(_Distributions)
+_by_module = cache(importlib.metadata.packages_distributions)
+
+
+@cache
+def _version(name: str) -> str:
+    """Return a distribution's version, with the commit if it was installed from a repository."""
+    installed = importlib.metadata.distribution(name)
+    origin = json.loads(installed.read_text("direct_url.json") or "{}")
+    commit = origin.get("vcs_info", {}).get("commit_id", "")[:10]
+    return installed.version + (f"+{commit}" if commit else "")

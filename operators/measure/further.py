@@ -8,13 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 
-import msgspec
-
 from groupbench.operators.measure import machine_code, profiler
-from groupbench.operators.measure.costs import COLD, Costs
+from groupbench.operators.measure.costs import COLD
 from groupbench.operators.measure.judge import At, OutputJudgement
-from groupbench.operators.measure.live import Live, drawn, median_ms, new_secret
-from groupbench.operators.measure.wire import Failure, Request, Shown
+from groupbench.operators.measure.live import Live, ask_judge, compare, drawn, median_ms, new_secret
+from groupbench.operators.measure.wire import Failure, Request
 from groupbench.tracker.facts.metrics import NCU
 from groupbench.tracker.facts.record import Kernel
 
@@ -35,20 +33,12 @@ def find_costs(cell: Live, idle_w: float | None = None) -> bool:
     if not wanted or not cell.sound or not cell.bursts:
         return True
     reply = cell.worker.ask(Request("costs", (wanted, median_ms(cell.bursts))))
-    if isinstance(reply, Costs):
+    if not isinstance(reply, Failure):
         cell.metrics |= reply.metrics
         if idle_w is not None and "energy_j" in cell.metrics:
             cell.metrics["idle_w"] = idle_w
         cell.launched = reply.launched
-        _lower_enqueue(cell, reply.enqueue_ms)
     return not isinstance(reply, Failure)
-
-
-def _lower_enqueue(cell: Live, enqueue_ms: float | None) -> None:
-    """Take the lower host time before and after the bursts."""
-    assert cell.prepared is not None
-    if enqueue_ms is not None and cell.prepared.enqueue_ms is not None and enqueue_ms < cell.prepared.enqueue_ms:
-        cell.prepared = msgspec.structs.replace(cell.prepared, enqueue_ms=enqueue_ms)
 
 
 def begin_analysis(cells: Iterable[Live]) -> None:
@@ -92,13 +82,13 @@ def find_properties(cell: Live) -> bool:
         return True
     for style in range(ROUTINGS):
         seed = ROUTINGS * drawn(28) + style
-        if cell.judging.value_of("can_reroute", seed) is True:
+        if ask_judge(cell, "can_reroute", seed) is True:
             secret = new_secret()
             holds = _holds(cell, Request("reroute", (seed, secret)), At(secret, 0, seed))
             cell.properties["dynamic_routing"] = holds is True and cell.properties.get("dynamic_routing", True)
             if holds is None:
                 return False
-    if cell.judging.value_of("can_be_special") is True:
+    if ask_judge(cell, "can_be_special") is True:
         seed = drawn(31)
         holds = _holds(cell, Request("special", (seed,)), At(special=seed))
         cell.properties["special_values"] = holds is True
@@ -109,7 +99,7 @@ def find_properties(cell: Live) -> bool:
 def _holds(cell: Live, request: Request, at: At) -> bool | None:
     """Return whether the result of a request is right for inputs in a state, None without a result."""
     shown = cell.worker.ask(request)
-    if not isinstance(shown, Shown):
+    if isinstance(shown, Failure):
         return None
-    judged = cell.judging.compare(shown.sent, at)
+    judged = compare(cell, shown, at)
     return isinstance(judged, OutputJudgement) and judged.problem is None

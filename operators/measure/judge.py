@@ -14,8 +14,8 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -24,14 +24,17 @@ from groupbench.operators.dtypes import BYTES, torch_dtype
 from groupbench.operators.errors import UsageError
 from groupbench.operators.measure import accuracy, costs, environment, exchange, moves, seal, specials, witness
 from groupbench.operators.measure.arrays import size_of
-from groupbench.operators.measure.cell import _release, _synchronize, answer_requests, own_nvml
+from groupbench.operators.measure.cell import _release, _synchronize, own_nvml
 from groupbench.operators.measure.exchange import Sent
 from groupbench.operators.measure.given import Given, named_tensors
 from groupbench.operators.measure.keeper import Keeper
 from groupbench.operators.measure.protocol import CpuTimer, Protocol
-from groupbench.operators.measure.wire import Done, Failure, Job, Paced
+from groupbench.operators.measure.wire import Job, Paced
 from groupbench.operators.tolerances import TOLERANCES, Tolerance, table_of
-from groupbench.tracker.facts.record import Accuracy, Environment
+from groupbench.tracker.facts.record import Accuracy
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -74,7 +77,7 @@ class At(msgspec.Struct, frozen=True):
     special: int | None = None
 
 
-class OutputJudgement(msgspec.Struct, frozen=True, tag=True):
+class OutputJudgement(msgspec.Struct, frozen=True):
     """The reply to `compare`: an output's errors, the fault as text, or None, and the size in bytes."""
 
     accuracy: Accuracy
@@ -82,28 +85,7 @@ class OutputJudgement(msgspec.Struct, frozen=True, tag=True):
     size: int = 0
 
 
-class Told(msgspec.Struct, frozen=True, tag=True):
-    """The reply to questions: a number, None if it cannot be measured, or whether something is possible."""
-
-    value: bool | float | None
-
-
-class Examined(msgspec.Struct, frozen=True, tag=True):
-    """The reply to `examine`."""
-
-    environment: Environment
-    capability: tuple[int, int] | None
-
-
-JudgeAnswer = OutputJudgement | Told | Examined | Paced | Done | Failure
-
-
-def serve(connection: Connection, file: int, device: str) -> None:
-    """Answer requests until the pipe closes. A GPU is made ready as soon as no request waits."""
-    answer_requests(connection, _Judge(), _make_ready if device == "cuda" else None)
-
-
-def _make_ready() -> None:
+def make_ready() -> None:
     """Make a GPU context and load a judgement's kernels, which together take half a second."""
     import torch
 
@@ -169,10 +151,11 @@ class _Problem:
         return self._reference
 
 
-class _Judge:
+class JudgeHandler:
     """The judging process's requests, each a method. It holds one problem."""
 
-    def __init__(self) -> None:
+    def __init__(self, file: int = -1) -> None:
+        """Ignore the descriptor of the file for outputs: this process sends no output."""
         self._loaded: _Problem | None = None
 
     @property
@@ -180,25 +163,23 @@ class _Judge:
         assert self._loaded is not None, "asked before `load`"
         return self._loaded
 
-    def examine(self, device: str) -> Examined:
-        return Examined(*environment.examine(device))
+    examine = staticmethod(environment.examine)
 
-    def load(self, job: Job) -> Done:
+    def load(self, job: Job) -> None:
         """Make a problem's inputs, unless they exist."""
         if self._loaded is None or _facts(self._loaded.job) != _facts(job):
             self.unload()
             _release()  # the inputs of a problem that did not fit
             self._loaded = _Problem(job)
-        return Done()
 
-    def gauge(self) -> Told:
-        """Time known work on the problem's device, which other work there slows down."""
-        return Told(witness.stretch(self.problem.job.device, self.problem.usual_ms))
+    def gauge(self) -> float:
+        """Return how many times as long known work takes on the problem's device, because of other work there."""
+        return witness.stretch(self.problem.job.device, self.problem.usual_ms)
 
-    def idle_watts(self) -> Told:
+    def idle_watts(self) -> float | None:
         """Measure the power of the GPU at rest, which belongs to the records of all backends."""
         nvml = own_nvml() if self.problem.job.device == "cuda" else None
-        return Told(costs.idle_watts(nvml.joules) if nvml and nvml.joules() is not None else None)
+        return costs.idle_watts(nvml.joules) if nvml and nvml.joules() is not None else None
 
     def pace(self, secret: int, calls: int, copies: tuple[moves.Copied, ...], processor: int | None = None) -> Paced:
         """Time everything in a CPU burst but the calls: moving the inputs, and copying and deleting outputs.
@@ -213,7 +194,7 @@ class _Judge:
 
         problem = self.problem
         outputs = [torch.ones(part.shape, dtype=getattr(torch, part.dtype)) for part in problem.output]
-        watch = _Pace(problem.moves, calls, problem.buffers, _like(copies, problem.inputs))
+        keeper = Keeper(problem.moves, problem.job.device, calls, problem.buffers)
         spent = [0.0, 0.0, 0.0]
 
         def run() -> list[Any]:
@@ -224,29 +205,31 @@ class _Judge:
 
         with _on(processor):
             problem.moves.set(None)
+            problem.moves.copies = _like(copies, problem.inputs)
             began = _clocks()
             problem.moves.set(secret)
-            CpuTimer(run, Protocol(samples=calls), interpreted=False).burst(watch)
-            watch.sums()
-            seal.problem()
+            CpuTimer(run, Protocol(samples=calls), interpreted=False).burst(keeper)
+            keeper.sums()
+            seal.problem(problem.job.device)
             took = [now - then - made for now, then, made in zip(_clocks(), began, spent, strict=True)]
+        problem.moves.copies = []
         wall_ms, processor_ms, run_ms = (1e3 * seconds for seconds in took)
         return Paced(wall_ms, processor_ms, torch.get_num_threads(), run_ms)
 
-    def can_move(self) -> Told:
+    def can_move(self) -> bool:
         """Return whether this problem's inputs change between calls. If not, a stale result is not noticed."""
-        return Told(self.problem.moves.any)
+        return self.problem.moves.any
 
-    def can_reroute(self, seed: int) -> Told:
+    def can_reroute(self, seed: int) -> bool:
         """Return whether this problem has another routing."""
         held = moves.reroute(self.problem.operator, self.problem.shape, self.problem.inputs, seed)
         for tensor, before in held or ():
             tensor.copy_(before)
-        return Told(held is not None)
+        return held is not None
 
-    def can_be_special(self) -> Told:
+    def can_be_special(self) -> bool:
         """Return whether any input can hold special values."""
-        return Told(specials.possible(self.problem.operator, self.problem.inputs) and self.problem.moves.any)
+        return specials.possible(self.problem.operator, self.problem.inputs) and self.problem.moves.any
 
     def compare(
         self,
@@ -279,7 +262,7 @@ class _Judge:
             rms = min(rms, _coarsest(first_rms, sent.size, operator.output_dtype(dtype)))
         local *= slack * tolerance.rms / rms if rms else 1.0
         tolerance = Tolerance(rms, wide * tolerance.rtol, wide * tolerance.atol)
-        outputs = exchange.receive(sent, path, device)
+        outputs = _received(sent, path, device)
         problem.output = sent.parts
         tensors = list(outputs) if isinstance(outputs, (list, tuple)) else [outputs]
         size = size_of(tensors)
@@ -293,13 +276,12 @@ class _Judge:
         _release()
         return OutputJudgement(measured, LATE if late else fault, size)
 
-    def unload(self) -> Done:
+    def unload(self) -> None:
         """Release the problem's memory."""
         if self._loaded is not None:
             self._loaded = None
             gc.collect()
             _release()
-        return Done()
 
 
 def _coarsest(first_rms: float, elements: int, dtype: str) -> float:
@@ -335,21 +317,6 @@ def _on(processor: int | None) -> Iterator[None]:
         os.sched_setaffinity(0, allowed)
 
 
-class _Pace(Keeper):
-    """A keeper with updates of copies after each step, as if a backend had registered them."""
-
-    def __init__(
-        self, inputs: moves.Moves, samples: int, buffers: list[list[Any]], pairs: Sequence[tuple[Any, Any]]
-    ) -> None:
-        super().__init__(inputs, "cpu", samples, buffers)
-        self.pairs = pairs
-
-    def before(self) -> None:
-        super().before()
-        for copy, source in self.pairs:
-            copy.copy_(source)
-
-
 def _like(copies: Sequence[moves.Copied], inputs: Any) -> list[tuple[Any, Any]]:
     """Return tensors like a backend's copies and their sources, up to all inputs' size together."""
     room = sum(tensor.untyped_storage().nbytes() for _, tensor in named_tensors(inputs))
@@ -361,6 +328,54 @@ def _like(copies: Sequence[moves.Copied], inputs: Any) -> list[tuple[Any, Any]]:
             pairs.append(pair)
             room -= size
     return pairs
+
+
+def _received(sent: Sent, path: str, device: str) -> Any:
+    """Return the output in this process: a tensor, or a tuple or list of tensors, copied to `device`.
+
+    Args:
+        path: The file of `exchange.send`.
+
+    Raises ValueError if the data does not describe tensors, or if the file is too short for them.
+    """
+    import torch
+
+    tensors = []
+    for part in sent.parts:
+        dtype = getattr(torch, part.dtype, None)
+        if not isinstance(dtype, torch.dtype) or any(size < 0 for size in part.shape):
+            raise ValueError(f"the backend's process sent {part.dtype} {list(part.shape)}, which is not a tensor")
+        size = math.prod(part.shape) * dtype.itemsize
+        if not size:
+            tensors.append(torch.empty(part.shape, dtype=dtype, device=device))
+        elif part.handle is not None:
+            storage = torch.UntypedStorage._new_shared_cuda(*part.handle)
+            flat = torch.empty(0, dtype=torch.uint8, device=device).set_(storage)
+            tensors.append(flat[part.start : part.start + size].clone().view(dtype).view(part.shape))
+            del flat, storage
+        else:
+            tensors.append(_read(path, part.offset, size, device).view(dtype).view(part.shape))
+    return exchange.arranged(sent.form, tensors)
+
+
+def _read(path: str, offset: int, size: int, device: str) -> Tensor:
+    """Return a copy of `size` bytes at `offset`, since the other process may still change the file.
+
+    They are read, not mapped: a file that is cut at this time would end this process by SIGBUS.
+
+    Raises ValueError if the file is too short.
+    """
+    import torch
+
+    data = bytearray(size)
+    view = memoryview(data)
+    with Path(path).open("rb", buffering=0) as file:
+        file.seek(max(offset, 0))
+        while len(view) and (read := file.readinto(view)):  # at most 2 GiB at once
+            view = view[read:]
+    if len(view) or offset < 0:
+        raise ValueError("the backend's process sent fewer bytes than it announced")
+    return torch.frombuffer(data, dtype=torch.uint8).to(device)
 
 
 def _facts(job: Job) -> tuple[Any, ...]:

@@ -3,14 +3,27 @@
 from __future__ import annotations
 
 import random
+from dataclasses import dataclass
 from typing import Any
 
 from groupbench.operators.measure import exchange, moves
 from groupbench.operators.measure.arrays import size_of
 from groupbench.operators.measure.protocol import Watch, reserved_l2
 
-MOST_KEPT, KEEP_BYTES = 32, {"cuda": 1 << 30, "cpu": 64 << 20}
-"""Maximum number of outputs of a burst, and memory for them by device. They are kept until some are judged."""
+
+@dataclass(frozen=True)
+class Room:
+    """The tuned numbers of this module: the room for a burst's outputs, which are kept until some of them are judged.
+
+    They are choices: more outputs need more memory, and a backend foresees the judged ones less.
+    """
+
+    most: int = 32
+    cuda: int = 1 << 30  # bytes
+    cpu: int = 64 << 20
+
+
+ROOM = Room()
 
 
 class Keeper(Watch):
@@ -74,7 +87,7 @@ class Keeper(Watch):
 
 def room_for(size: int, samples: int, device: str) -> int:
     """Return how many outputs with this many bytes are kept from a burst with so many timed calls."""
-    return max(1, min(samples, MOST_KEPT, KEEP_BYTES[device] // max(size, 1)))
+    return max(1, min(samples, ROOM.most, (ROOM.cuda if device == "cuda" else ROOM.cpu) // max(size, 1)))
 
 
 def _are_alike(x: Any, y: Any) -> bool:

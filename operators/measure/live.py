@@ -13,7 +13,8 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
@@ -21,20 +22,17 @@ import msgspec
 from groupbench.operators.measure import witness
 from groupbench.operators.measure.exchange import Sent
 from groupbench.operators.measure.fingerprint import fingerprints
-from groupbench.operators.measure.judge import At, OutputJudgement
-from groupbench.operators.measure.judging import FIRST, HeldTo, Judging
+from groupbench.operators.measure.judge import PRECISION, At, OutputJudgement
+from groupbench.operators.measure.judging import HeldTo
 from groupbench.operators.measure.keeper import room_for
 from groupbench.operators.measure.moves import Copied
-from groupbench.operators.measure.protocol import BURST_ATTEMPTS, CPU_BURST_S, timing_of
+from groupbench.operators.measure.protocol import QUEUE, timing_of
 from groupbench.operators.measure.rest import Rest
-from groupbench.operators.measure.wire import Burst, Done, Failure, Job, Prepared, Request, Seen, Shown
+from groupbench.operators.measure.wire import Burst, Failure, Job, Prepared, Request
 from groupbench.operators.measure.worker import Judge, Worker
 from groupbench.tracker.facts.record import Accuracy, Kernel, Loaded
 
 T = TypeVar("T")
-
-ANSWERS: dict[str, Any] = {"prepare": Prepared, "burst": Burst, "show": Shown, "loaded": Seen}
-"""The reply types of verbs, other than Done."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +55,9 @@ class Checks:
 
 
 CHECKS = Checks()
+
+FIRST = At()
+"""The inputs as made from the seed. A record's accuracy is measured on them, since histories compare it."""
 
 _draw_bytes = os.urandom
 """Bound before a plugin is imported, which could otherwise make the secrets known in advance."""
@@ -96,7 +97,6 @@ class Live:
 
     def __post_init__(self) -> None:
         self.worker.begin_log()
-        self.judging = Judging(self.job, self.worker, self.judge, self.held_to)
         self.rest = Rest(self.worker, self.job.device)
         self._looks = CHECKS.looks
         self.samples = self.job.protocol.samples
@@ -133,12 +133,8 @@ class Live:
         return self.going and not self.interpreted and self.problem is None
 
     def ask(self, verb: str, *arguments: Any) -> Any:
-        """Return the reply of the verb's type, or a Failure, which is also stored."""
-        reply = self.worker.ask(Request(verb, arguments))
-        if not isinstance(reply, (Failure, ANSWERS.get(verb, Done))):
-            self.worker.kill()
-            reply = Failure("error", f"its answer to {verb} could not be read: it is of another kind")
-        return self.take(reply)
+        """Return the reply, or a Failure, which is also stored."""
+        return self.take(self.worker.ask(Request(verb, arguments)))
 
     def take(self, reply: T) -> T:
         """Return the reply; a failure is also stored."""
@@ -149,7 +145,7 @@ class Live:
     def prepare(self) -> None:
         """Prepare the backend, and have the first calls' output judged."""
         prepared = self.ask("prepare")
-        if not isinstance(prepared, Prepared):
+        if isinstance(prepared, Failure):
             return
         kinds = {timing_of(self.job.device, interpreted) for interpreted in (False, self.job.interpreted)}
         if prepared.timing not in kinds:
@@ -197,15 +193,14 @@ class Live:
     def _timed(self, secret: int, calls: int | None = None) -> witness.Timed | Failure:
         """Measure a burst by this process's clocks. Returns a Failure if it names impossible steps."""
         before = (*self.rest.clocks(), *self.worker.thread_s())
-        burst = self.ask("burst", secret, calls)
-        if not isinstance(burst, Burst):
-            failure: Failure = burst
-            return failure
+        burst: Burst | Failure = self.ask("burst", secret, calls)
+        if isinstance(burst, Failure):
+            return burst
         after = (*self.rest.clocks(), *self.worker.thread_s())
         wall_ms, processor_ms, run_ms, queued_ms = (1e3 * (b - a) for a, b in zip(before, after, strict=True))
         if not burst.steps or len({*burst.steps}) < len(burst.steps) or len(burst.sums) != len(burst.steps):
             return self.take(Failure("error", "its answer to burst names a timed call twice, or none"))
-        most = self.job.protocol.warmups + 1 + BURST_ATTEMPTS * (calls or self.samples)
+        most = self.job.protocol.warmups + 1 + QUEUE.attempts * (calls or self.samples)
         if min(burst.steps) < 1 or max(burst.steps) > most:
             return self.take(Failure("error", "its answer to burst names a timed call that it was not asked for"))
         return witness.Timed(burst, wall_ms, processor_ms, run_ms, queued_ms)
@@ -238,19 +233,19 @@ class Live:
 
         def pace(calls: int) -> Any:
             arguments = (new_secret(), calls, self.copies, self.worker.last_processor())
-            return self.judging.ask(Request("pace", arguments))
+            return ask_judge(self, "pace", *arguments)
 
-        return witness.audit(ask, pace, median_ms(self.bursts), self.judging.gauge)
+        return witness.audit(ask, pace, median_ms(self.bursts), partial(ask_judge, self, "gauge"))
 
     def _look(self, secret: int, burst: Burst, numbers: Sequence[int]) -> str | None:
         """Have some outputs kept in a burst checked. Returns the first wrong output's fault, or None."""
         for number in numbers:
             shown = self.ask("show", number)
-            if not isinstance(shown, Shown):
+            if isinstance(shown, Failure):
                 return None
             begun = witness.now()
             named = burst.sums[number]
-            judged = self._judged(shown.sent, At(secret, burst.steps[number]), named)
+            judged = self._judged(shown, At(secret, burst.steps[number]), named)
             self._looks = CHECKS.looks if witness.now() - begun < CHECKS.look_s else 1
             if judged is None:
                 return None
@@ -268,8 +263,8 @@ class Live:
         if self.failure is not None:
             return
         restored = self.ask("restore")
-        if isinstance(restored, Done) and restored.problem and self.prepared and not self.prepared.problem:
-            self.problem, self._doubted = restored.problem, False
+        if isinstance(restored, str) and self.prepared and not self.prepared.problem:
+            self.problem, self._doubted = restored, False
         if self.interpreted or self.problem is not None or self.failure is not None:
             return
         fault = self.audit() if self.job.device == "cpu" else self._watch(secret)
@@ -311,6 +306,7 @@ class Live:
         """Return why the burst times differ from consecutive calls on a GPU, or None."""
         assert self.prepared is not None
 
+        gauge = partial(ask_judge, self, "gauge")
         replies: list[Any] = []  # each after one move more
 
         def calls(number: int) -> Any:
@@ -319,7 +315,7 @@ class Live:
 
         if isinstance(moved := self.ask("move", secret), Failure):
             return moved
-        fault = witness.watch(calls, median_ms(self.bursts), self.prepared.enqueue_ms, self.judging.gauge)
+        fault = witness.watch(calls, median_ms(self.bursts), self.prepared.enqueue_ms, gauge)
         if fault is not None:
             return fault
         if len(replies[-1].sums) != 1:
@@ -332,17 +328,39 @@ class Live:
         Args:
             named: The sum that was named for the output with its burst.
         """
-        reply = self.judging.compare(sent, at, named, self._first_rms if named is not None else None)
-        if isinstance(reply, OutputJudgement):
-            self.output_bytes = reply.size
-            return reply
-        self.failure = reply
-        return None
+        reply = self.take(compare(self, sent, at, named))
+        if isinstance(reply, Failure):
+            return None
+        self.output_bytes = reply.size
+        return reply
 
     def _forget(self) -> None:
         """Free the GPU memory behind shown outputs."""
         if self.failure is None and self.job.device == "cuda":
             self.ask("forget")
+
+
+def ask_judge(cell: Live, verb: str, *arguments: Any) -> Any:
+    """Return the judging process's answer about the cell's problem, or a Failure."""
+    judge = cell.judge()
+    loaded = judge.ask(Request("load", (replace(cell.job, plugins=cell.held_to.home),)))
+    return loaded if isinstance(loaded, Failure) else judge.ask(Request(verb, arguments))
+
+
+def compare(cell: Live, sent: Sent, at: At, named: int | None = None) -> OutputJudgement | Failure:
+    """Return the judging process's verdict on an output.
+
+    Args:
+        named: The sum that was named for the output with its burst.
+    """
+    # The inputs of a record's accuracy are the same every night. Those of other calls are drawn, and a result that
+    # is close to a tolerance would be beyond it now and then.
+    drawn = PRECISION.slack if at.rerouted is None and at.special is None else PRECISION.rerouted_slack
+    slack, row = 1.0 if at == FIRST else drawn, cell.held_to.row
+    first_rms = cell._first_rms if named is not None else None
+    arguments = (sent, cell.worker.path, at, row, cell.job.rtol, cell.job.atol, slack, named, first_rms)
+    judged: OutputJudgement | Failure = ask_judge(cell, "compare", *arguments)
+    return judged
 
 
 def _incomplete(cell: Live, burst: Burst, calls: int, most: int) -> str | None:
@@ -356,7 +374,7 @@ def _incomplete(cell: Live, burst: Burst, calls: int, most: int) -> str | None:
     """
     timed, kept, device = len(burst.samples_ms), len(burst.steps), cell.job.device
     due = 1 if cell.interpreted else calls
-    over = device == "cpu" and sum(burst.samples_ms) >= 1e3 * CPU_BURST_S
+    over = device == "cpu" and sum(burst.samples_ms) >= 1e3 * QUEUE.cpu_s
     if timed != due and not (over and timed < due):
         return f"implausible: {timed} times are reported for {due} calls"
     if cell.output_bytes is None:
@@ -372,7 +390,7 @@ def _incomplete(cell: Live, burst: Burst, calls: int, most: int) -> str | None:
 def fingerprint_of(worker: Worker) -> Loaded | None:
     """Return the fingerprint of a cell's process, or None if it does not answer."""
     seen = worker.ask(Request("loaded"))
-    return fingerprints().of(seen.files, seen.libraries) if isinstance(seen, Seen) else None
+    return None if isinstance(seen, Failure) else fingerprints().of(*seen)
 
 
 def cool(job: Job) -> None:

@@ -36,6 +36,8 @@ _MAPPING = re.compile(rb"^\S+ ..(.). \S+ \S+ \S+ +(/.*)$", re.MULTILINE)
 
 Noted = tuple[str, int, int, bool]
 """A file: path relative to the repository, size in bytes, time of its last change in ns, and whether it was run."""
+Seen = tuple[tuple[Noted, ...], tuple[str, ...]]
+"""The files and the libraries that a process has loaded so far."""
 
 
 @cache
@@ -137,7 +139,7 @@ class Watch:
             if isinstance(word, str) and word.endswith(C_SOURCES):
                 self.note(word, run=True)
 
-    def loaded(self) -> tuple[tuple[Noted, ...], tuple[str, ...]]:
+    def loaded(self) -> Seen:
         """Return the files of the repository, and the outermost names of the libraries, that were loaded so far."""
         for place, run in _mappings():
             if place.startswith(self._libraries):

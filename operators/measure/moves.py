@@ -26,21 +26,28 @@ from groupbench.operators.measure.given import named_leaves, named_tensors
 if TYPE_CHECKING:
     from torch import Tensor
 
-WINDOW_BYTES = {"cuda": 16 << 20, "cpu": 1 << 20}
-"""Bytes of an input that a step changes at most, by device."""
 
-STEP_PART = 8
-"""A step changes at most one eighth of an input."""
+@dataclass(frozen=True)
+class Steps:
+    """The tuned numbers of this module: choices between the time of a step and the share of an input changed by it.
 
-STRIDES = (23, 29, 31, 37, 41)
-"""Distances of the places that a step changes, in values. Few sizes are multiples of these, so that each row of a
-matrix changes in other columns: otherwise a backend could update its last result by the columns that changed."""
+    A step is made before each timed call. Around a short call, it takes most of the time.
+    """
 
-MOST_INPUTS = 6
-"""Maximum number of inputs that one step changes."""
+    cuda: int = 16 << 20  # bytes of an input that a step changes at most: 10 us at an H100's 3.35 TB/s
+    cpu: int = 1 << 20  # the same: Limits.move_ms of witness.py
+    part: int = 8  # at most one eighth of an input
+    # Distances of the places that change, in values. Few sizes are multiples of these, so that each row of a matrix
+    # changes in other columns: otherwise a backend could update its last result by the columns that changed.
+    strides: tuple[int, ...] = (23, 29, 31, 37, 41)
+    inputs: int = 6  # that one step changes at most
+    # Inputs that are drawn again, of which the calls of a burst take so many in turns.
+    drawn_bytes: int = 256 << 20
+    least_drawn: int = 4
+    most_drawn: int = 16
 
-DRAWN_BYTES, LEAST_DRAWN, MOST_DRAWN = 256 << 20, 4, 16
-"""Memory for inputs that are drawn again, and how many of them the calls of a burst take in turns."""
+
+STEPS = Steps()
 
 # dtype: (width in bits, sign bit, lower bits of the mantissa without the quiet bit of a NaN)
 _BITS = {
@@ -110,7 +117,7 @@ class Moves:
         moving = {part.words.untyped_storage().data_ptr() for part in self._parts}
         if self._drawn is not None:
             moving = {tensor.untyped_storage().data_ptr() for tensor in self._drawn.tensors}
-        self._copies = [pair for pair in copies if pair[1].untyped_storage().data_ptr() in moving]
+        self.copies = [pair for pair in copies if pair[1].untyped_storage().data_ptr() in moving]
         self._changing = [
             tensor
             for name, tensor in named_tensors(inputs)
@@ -127,7 +134,7 @@ class Moves:
         """Describe the copies updated after a move."""
         return tuple(
             Copied(str(copy.dtype).removeprefix("torch."), tuple(copy.shape), copy.stride(), source.stride())
-            for copy, source in self._copies
+            for copy, source in self.copies
         )
 
     @property
@@ -164,7 +171,7 @@ class Moves:
         if self._parts:
             device = self._parts[0].words.device
             generator = torch.Generator(device).manual_seed(secret)
-            noise = torch.empty(WINDOW_BYTES[device.type] // 8, dtype=torch.int64, device=device)
+            noise = torch.empty(getattr(STEPS, device.type) // 8, dtype=torch.int64, device=device)
             noise.random_(-(1 << 63), None, generator=generator)  # a number of 8 bytes costs no more than one of 1
             for part in self._parts:
                 if part.kind not in self._masks:
@@ -194,14 +201,14 @@ class Moves:
 
     def _flip_places(self) -> None:
         draw = self._random
-        for part in draw.sample(self._parts, min(MOST_INPUTS, len(self._parts))):
+        for part in draw.sample(self._parts, min(STEPS.inputs, len(self._parts))):
             mask, total = self._masks[part.kind], len(part.words)
             most = len(mask) // 2
-            stride = min(draw.choice(STRIDES), total)
-            width = max(1, stride // STEP_PART)
-            if total // STEP_PART > most:  # too many for one step: change half as many, farther apart, and a window
+            stride = min(draw.choice(STEPS.strides), total)
+            width = max(1, stride // STEPS.part)
+            if total // STEPS.part > most:  # too many for one step: change half as many, farther apart, and a window
                 most //= 2
-                stride *= -(-total // (STEP_PART * most))
+                stride *= -(-total // (STEPS.part * most))
                 start, offset = draw.randrange(total - most + 1), draw.randrange(len(mask) - most + 1)
                 self._flip(part.words[start : start + most], mask[offset : offset + most])
             first = draw.randrange(stride - width + 1)
@@ -223,7 +230,7 @@ class Moves:
             from torch.autograd.graph import increment_version
 
             increment_version(self._changing)
-        for copy, source in self._copies:
+        for copy, source in self.copies:
             copy.data.copy_(source.data)  # .data, so that autograd does not reject tensors saved by a forward pass
 
 
@@ -236,7 +243,7 @@ class _Drawn:
         self._draw = draw
         self._secret = 0
         self._made: dict[int, list[Tensor]] = {}
-        self._turns = max(LEAST_DRAWN, min(MOST_DRAWN, DRAWN_BYTES // max(size_of(self.tensors), 1)))
+        self._turns = max(STEPS.least_drawn, min(STEPS.most_drawn, STEPS.drawn_bytes // max(size_of(self.tensors), 1)))
 
     @staticmethod
     def of(inputs: Any, draw: Callable[[int], Any]) -> _Drawn | None:

@@ -29,16 +29,24 @@ if TYPE_CHECKING:
     import torch
 
 PROTOCOLS = ("cooled", "sustained")
-FLUSH_BYTES = 256 << 20  # five times an H100's L2
-SPIN_CYCLES_PER_MS = 2_000_000  # at the highest SM clock; too long a spin is only idle time
-MAX_LEAD_MS = 40.0
-"""Longest time that the GPU spins while the host queues a burst."""
-BURST_ATTEMPTS = 4
-"""Number of times that a burst is queued, each with four times the lead, before late calls are accepted."""
-CPU_BURST_S = 0.25
-"""Time after which a burst on a CPU ends, however few its calls."""
-LEAST_ENQUEUED, MOST_ENQUEUED, ENQUEUE_S = 7, 60, 0.05
-"""Limits for the calls on an idle GPU that measure the host's time of one call: fewest, most, and their total in s."""
+
+
+@dataclass(frozen=True)
+class Queue:
+    """The tuned numbers of this module, and where each comes from: how calls are queued on a GPU, or made on a CPU."""
+
+    flush_bytes: int = 256 << 20  # five times an H100's L2
+    spin_cycles: int = 2_000_000  # of a millisecond, at the highest SM clock; too long a spin is only idle time
+    most_lead_ms: float = 40.0  # that the GPU spins while the host queues a burst
+    attempts: int = 4  # to queue a burst, each with four times the lead, before late calls are accepted
+    cpu_s: float = 0.25  # after which a burst on a CPU ends, however few its calls
+    # Calls on an idle GPU that measure the host's time of one: fewest, most, and their total.
+    least_enqueued: int = 7
+    most_enqueued: int = 60
+    enqueue_s: float = 0.05
+
+
+QUEUE = Queue()
 
 _now = time.perf_counter  # bound before any plugin is imported
 
@@ -143,14 +151,14 @@ class GpuTimer:
         self._host_s.clear()
         collects = gc.isenabled()
         gc.disable()
-        for attempt in range(BURST_ATTEMPTS):
-            run_lead_ms = min(4**attempt * (2 * self.enqueue_ms + 0.05), MAX_LEAD_MS)
+        for attempt in range(QUEUE.attempts):
+            run_lead_ms = min(4**attempt * (2 * self.enqueue_ms + 0.05), QUEUE.most_lead_ms)
             ahead_ms = samples * (run_lead_ms + 2 * around_ms)
-            cuda._sleep(int(min(1 + ahead_ms, MAX_LEAD_MS) * SPIN_CYCLES_PER_MS))
+            cuda._sleep(int(min(1 + ahead_ms, QUEUE.most_lead_ms) * QUEUE.spin_cycles))
             for _ in range(samples - len(clean)):
                 watch.before()
                 self.torch.Tensor.zero_(flush)
-                cuda._sleep(int(run_lead_ms * SPIN_CYCLES_PER_MS))
+                cuda._sleep(int(run_lead_ms * QUEUE.spin_cycles))
                 start, end = cuda.Event(enable_timing=True), cuda.Event(enable_timing=True)
                 start.record(self.stream)
                 begun = _now()
@@ -170,7 +178,7 @@ class GpuTimer:
                 break
         if collects:
             gc.enable()
-        if flush.numel() * flush.element_size() != FLUSH_BYTES:
+        if flush.numel() * flush.element_size() != QUEUE.flush_bytes:
             raise RuntimeError("the backend's process changed the buffer that flushes the L2 cache")
         taken = (clean + late)[:samples]
         # The event clock ticks in steps, so an empty kernel may read 0, which is not a valid latency.
@@ -216,7 +224,9 @@ class GpuTimer:
         """Return the host time in ms to launch a call on an idle GPU."""
         times: list[float] = []
         begun = _now()
-        while len(times) < LEAST_ENQUEUED or (len(times) < MOST_ENQUEUED and _now() - begun < ENQUEUE_S):
+        while len(times) < QUEUE.least_enqueued or (
+            len(times) < QUEUE.most_enqueued and _now() - begun < QUEUE.enqueue_s
+        ):
             self.torch.cuda.synchronize()
             start = _now()
             self.run()
@@ -252,7 +262,7 @@ class CpuTimer:
         times: list[float] = []
         collects = gc.isenabled()
         gc.disable()  # outside of calls, where its callbacks could compute
-        while len(times) < samples and (not times or sum(times) < 1e3 * CPU_BURST_S):
+        while len(times) < samples and (not times or sum(times) < 1e3 * QUEUE.cpu_s):
             watch.before()
             if collects:
                 gc.enable()
@@ -296,7 +306,7 @@ def _flush_buffer(device: int) -> torch.Tensor:
     """Return memory whose overwriting flushes a GPU's L2. All timers share it: a tuner has dozens."""
     import torch
 
-    return torch.empty(FLUSH_BYTES // 4, dtype=torch.int32, device=torch.device("cuda", device))
+    return torch.empty(QUEUE.flush_bytes // 4, dtype=torch.int32, device=torch.device("cuda", device))
 
 
 PERSISTING_L2_LIMIT = 6

@@ -4,18 +4,24 @@ The judging process compares the outputs, and the parent's clock bounds the time
 result right. On a GPU, though, the parent's clock does not see the cost of the harness's own handling of an
 output, nor work before the clock starts: work can hide there. Each guard is for one way to hide it, and for each,
 tests/operators/measure/test_seal.py has a cheat that passes without it.
+
+Only functions called by the harness between timed calls count. A backend may replace everything else in the
+process, which neither the judging process nor rivals share: functions wrapped by a library, kernels of other devices.
 """
 
 from __future__ import annotations
 
 import pkgutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from types import CodeType, FunctionType
 from typing import Any
 
 HARNESS = "groupbench.operators.measure."
 """Package with watched functions."""
+BETWEEN_CALLS = ("arrays", "cell", "exchange", "keeper", "moves", "protocol", "seal")
+"""The modules with code between timed calls."""
 HOLDERS = (
     *("builtins", "time", "os", "gc", "mmap", "random", "random.SystemRandom", "secrets", "statistics"),
     *("msgspec.msgpack", "multiprocessing.connection.Connection"),
@@ -27,15 +33,16 @@ IMPLIED = ("__and__", "__getitem__", "__iter__", "__len__", "__import__", "__tor
 """Functions called by an operator, by an import, or by torch with a default device."""
 RENEWED = ("manual_seed",)
 """Functions replaced by torch itself when Dynamo is imported. The harness does not call them, only a namesake."""
-ATEN = ("copy_", "clone", "detach", "empty_like", "zero_", "bitwise_xor_.Tensor", "sum", "contiguous")
-"""Operations of torch between timed calls, whose kernels `torch.library` can replace."""
+ATEN = (
+    *("copy_", "clone", "detach", "empty_like", "zero_", "bitwise_xor_.Tensor", "sum", "contiguous", "stack"),
+    *("_to_copy", "as_strided", "empty.memory_format", "empty_strided", "fill_.Scalar", "sum.dim_IntList", "cat"),
+)
+"""Operations of torch between timed calls, and those below them, whose kernels `torch.library` can replace."""
 
-Place = tuple[str, Any, str, Any]
-"""A watched value: label, the namespace, class or function with the value, name there, and the value."""
+Watched = tuple[str, Callable[[], Any], Any]
+"""A label, a function to read the watched value, and this value before a plugin was imported."""
 
-_first: list[Place] = []
-_first_kernels: dict[str, str] = {}
-_first_hooks: dict[str, Any] = {}
+_first: list[Watched] = []
 
 
 def close(again: bool = False) -> None:
@@ -44,62 +51,96 @@ def close(again: bool = False) -> None:
     Reading all of them takes a process 20 ms.
     """
     if not _first or again:
-        _first[:] = _places()
-        _first_kernels.update(_kernels())
-        _first_hooks.update(_hooks())
+        _first[:] = [(label, read, read()) for label, read in (*_functions(), *_hooks(), *_of_torch())]
 
 
-def problem() -> str | None:
-    """Return as a record's message the thing replaced or left on, or None."""
-    name = replaced() or hook() or mode() or kernel()
+def problem(device: str, *objects: tuple[Any, type]) -> str | None:
+    """Return as a record's message the thing replaced or left on, or None.
+
+    Args:
+        objects: Pairs of an object of the harness and the class.
+    """
+    name = next((label for label, read, before in _first if _differs(read, before, device)), None)
+    name = name or _exchanged(*objects)
     return name and f"the backend's process replaced {name}, which measures it"
 
 
-def replaced() -> str | None:
-    """Return a replaced function, class or module.
+def _differs(read: Callable[[], Any], before: Any, device: str) -> bool:
+    if not isinstance(before, str):
+        return read() is not before
+    now = before if device == "cpu" else read()  # tables of kernels
+    return now != before and _kernels_of(now, device) != _kernels_of(before, device)
 
-    Only this catches `lazy_method`: a method of all tensors computes the output when the harness handles it.
+
+def _functions() -> Iterator[tuple[str, Callable[[], Any]]]:
+    """Yield functions, classes and modules: the harness's, then those named by them of Python and torch.
+
+    Only this catches `lazy_method`: a method of all tensors computes the output when the harness handles it, and
+    `lazy_module`, which does so in the look-up of a module's function.
     """
-    return next((label for label, holder, name, value in _first if _of(holder, name) is not value), None)
+    used = {*IMPLIED}
+    for short, module in [(name, sys.modules.get(f"{HARNESS}{name}")) for name in BETWEEN_CALLS]:
+        if module is None:
+            continue
+        yield f"operators.measure.{short}", partial(sys.modules.get, f"{HARNESS}{short}")
+        yield f"the class of operators.measure.{short}", partial(type, module)
+        for name, value in list(vars(module).items()):
+            if callable(value):  # clocks, too
+                yield f"operators.measure.{short}.{name}", partial(vars(module).get, name)
+                if getattr(value, "__module__", None) == module.__name__:
+                    yield from _inside(f"operators.measure.{short}.{name}", value, used)
+    for label in [name for name in HOLDERS if name.partition(".")[0] in sys.modules]:
+        holder, (above, _, last) = pkgutil.resolve_name(label), label.rpartition(".")
+        yield label, partial((vars(pkgutil.resolve_name(above)) if above else sys.modules).get, last)
+        yield f"the class of {label}", partial(type, holder)
+        watched = used.intersection(dir(holder)).difference(RENEWED)
+        if label == "time":
+            watched = {name for name in dir(holder) if callable(getattr(holder, name))}
+        for name in sorted(watched):
+            yield f"{label}.{name}", partial(_of, holder, name)
 
 
-def hook() -> str | None:
-    """Return a hook called by Python between the harness's own operations.
+def _hooks() -> Iterator[tuple[str, Callable[[], Any]]]:
+    """Yield hooks called by Python between the harness's own operations.
 
     Only this catches `profile_hook` and `trace_hook`, which compute there.
     """
-    return next((name for name, now in _hooks().items() if now is not _first_hooks.get(name)), None)
+    yield from (("Python's profile hook", sys.getprofile), ("Python's trace hook", sys.gettrace))
+    if hasattr(sys, "monitoring"):  # since Python 3.12
+        yield from ((f"Python's monitoring tool {tool}", partial(sys.monitoring.get_tool, tool)) for tool in range(6))
 
 
-def mode() -> str | None:
-    """Return a mode of torch left on, which sees the harness's own operations.
+def _of_torch() -> Iterator[tuple[str, Callable[[], Any]]]:
+    """Yield modes of torch, which see the harness's own operations, and tables of their kernels; none without torch.
 
-    Only this catches `dispatch_left_on`.
+    Only the modes catch `dispatch_left_on`, and only the kernels `patched_kernel`, which computes on a GPU when the
+    harness copies the output. On a CPU the parent's clock sees such work.
     """
-    torch: Any = sys.modules["torch"]
-    if torch._C._len_torch_dispatch_stack():
-        return "torch's dispatch mode"
-    # A default device is such a mode, which `replaced` watches.
+    if (torch := sys.modules.get("torch")) is not None:
+        yield "torch's dispatch mode", torch._C._len_torch_dispatch_stack
+        yield "torch's function mode", _foreign_modes
+        yield from ((f"torch's {name}", partial(torch._C._dispatch_dump_table, f"aten::{name}")) for name in ATEN)
+
+
+def _foreign_modes() -> int:
+    """Return the number of function modes. A default device is one, which belongs to the watched functions."""
     usual = getattr(sys.modules.get("torch.utils._device"), "DeviceContext", None)
-    modes = torch.overrides._get_current_function_mode_stack()
-    return "torch's function mode" if any(type(mode) is not usual for mode in modes) else None
+    modes: Any = sys.modules["torch"].overrides._get_current_function_mode_stack()
+    return sum(type(mode) is not usual for mode in modes)
 
 
-def kernel() -> str | None:
-    """Return an operation of torch whose kernel was replaced.
+def _kernels_of(table: str, device: str) -> list[str]:
+    """Return the lines of an operation's kernels without those reached by tensors of other devices alone."""
+    lines = [line for line in table.splitlines() if ":" in line]
+    keys = {line.partition(":")[0] for line in lines}
+    others = tuple(key for key in keys if f"Autograd{key}" in keys and key != device.upper())
+    return [line for line in lines if not line.partition(":")[0].endswith(others)]
 
-    Only this catches `patched_kernel`, which computes when the harness copies the output.
-    """
-    return next((f"torch's {name}" for name, now in _kernels().items() if now != _first_kernels[name]), None)
 
-
-def exchanged(*objects: tuple[Any, type]) -> str | None:
+def _exchanged(*objects: tuple[Any, type]) -> str | None:
     """Return the replaced part in an object of the harness: the class, or a method on the object.
 
-    Only this catches `ahead_of_the_clock`, which computes as soon as the inputs have moved.
-
-    Args:
-        objects: Each with its class.
+    Only this catches `ahead_of_the_clock` and `moves_in_a_wrapper`, which compute as soon as the inputs have moved.
     """
     for value, kind in objects:
         methods = [name for name in getattr(value, "__dict__", ()) if callable(getattr(kind, name, None))]
@@ -108,50 +149,16 @@ def exchanged(*objects: tuple[Any, type]) -> str | None:
     return None
 
 
-def _hooks() -> dict[str, Any]:
-    monitoring = getattr(sys, "monitoring", None)  # since Python 3.12
-    tools = {f"Python's monitoring tool {tool}": monitoring.get_tool(tool) for tool in range(6)} if monitoring else {}
-    return {"Python's profile hook": sys.getprofile(), "Python's trace hook": sys.gettrace(), **tools}
-
-
-def _kernels() -> dict[str, str]:
-    """Return where ATEN's kernels are registered; nothing without torch."""
-    if "torch" not in sys.modules:
-        return {}
-    return {name: sys.modules["torch"]._C._dispatch_dump(f"aten::{name}") for name in ATEN}
-
-
-def _places() -> Iterator[Place]:
-    """Yield the harness's functions and classes, then those named by them of Python and torch."""
-    used = {*IMPLIED}
-    for module_name, module in [item for item in sys.modules.items() if item[0].startswith(HARNESS)]:
-        short = module_name.removeprefix("groupbench.")
-        yield short, sys.modules, module_name, module
-        for name, value in list(vars(module).items()):
-            if callable(value):  # clocks, too
-                yield f"{short}.{name}", vars(module), name, value
-                if getattr(value, "__module__", None) == module_name:
-                    yield from _inside(f"{short}.{name}", value, used)
-    for label in [name for name in HOLDERS if name.partition(".")[0] in sys.modules]:
-        holder, (above, _, last) = pkgutil.resolve_name(label), label.rpartition(".")
-        yield label, vars(pkgutil.resolve_name(above)) if above else sys.modules, last, holder
-        watched = used.intersection(dir(holder)).difference(RENEWED)
-        if label == "time":
-            watched = {name for name in dir(holder) if callable(getattr(holder, name))}
-        place = holder if isinstance(holder, type) else vars(holder)
-        yield from ((f"{label}.{name}", place, name, _of(place, name)) for name in sorted(watched))
-
-
-def _inside(label: str, value: Any, used: set[str]) -> Iterator[Place]:
+def _inside(label: str, value: Any, used: set[str]) -> Iterator[tuple[str, Callable[[], Any]]]:
     """Yield a function's parts, or a class's methods with theirs. Adds the names in their code to `used`."""
     if isinstance(value, FunctionType):
         used.update(_names(value.__code__))
-        yield f"{label}'s code", value, "__code__", value.__code__
-        yield f"{label}'s defaults", value, "__defaults__", value.__defaults__
+        yield f"{label}'s code", partial(getattr, value, "__code__")
+        yield f"{label}'s defaults", partial(getattr, value, "__defaults__")
     elif isinstance(value, type):
         for name, method in list(vars(value).items()):
             if isinstance(method, FunctionType):
-                yield f"{label}.{name}", value, name, method
+                yield f"{label}.{name}", partial(_of, value, name)
                 yield from _inside(f"{label}.{name}", method, used)
 
 
@@ -162,9 +169,6 @@ def _names(code: CodeType) -> set[str]:
 
 
 def _of(holder: Any, name: str) -> Any:
-    """Return the value held by a namespace, a class or a function under a name, without binding it."""
-    if isinstance(holder, dict):
-        return holder.get(name)
-    if isinstance(holder, type):
-        return next((base.__dict__[name] for base in holder.__mro__ if name in base.__dict__), None)
-    return getattr(holder, name)
+    """Return the value held by a module or class under a name, without binding it."""
+    places = [vars(base) for base in holder.__mro__] if isinstance(holder, type) else [vars(holder)]
+    return next((place[name] for place in places if name in place), None)

@@ -41,7 +41,7 @@ import msgspec
 
 from groupbench.operators import registry
 from groupbench.operators.errors import GroupbenchError, WorkerLost
-from groupbench.operators.measure import environment, selection, servers
+from groupbench.operators.measure import selection, servers
 from groupbench.operators.measure.environment import resolve_device
 from groupbench.operators.measure.faults import describe
 from groupbench.operators.measure.further import describe_kernels, find_properties
@@ -49,13 +49,12 @@ from groupbench.operators.measure.judging import HeldTo, held_to
 from groupbench.operators.measure.live import CHECKS, Live, drawn, fingerprint_of, new_secret, settle
 from groupbench.operators.measure.protocol import Protocol
 from groupbench.operators.measure.texts import one_line
-from groupbench.operators.measure.wire import Done, Failure, Job, Request
+from groupbench.operators.measure.wire import Failure, Job, Request
 from groupbench.operators.measure.witness import Implausible
-from groupbench.operators.measure.worker import Judge, Worker, call, living, preload
+from groupbench.operators.measure.worker import Judge, Worker, call, living, preload, result_of
 from groupbench.operators.operator import Target
 from groupbench.operators.registry import get_backend, get_operator
 from groupbench.tracker.facts.exits import ExitCode
-from groupbench.tracker.facts.record import Environment
 
 T = TypeVar("T")
 
@@ -70,8 +69,6 @@ class Shares:
 
 
 SHARES = Shares()
-
-ROWS = list[dict[str, Any]]
 
 
 class SideQuestion(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
@@ -108,18 +105,17 @@ class AbServer:
         """
         self._device = resolve_device(device)
         servers.begin()
-        examined = tuple[Environment, tuple[int, int] | None]
-        facts, self._capability = call(environment.examine, self._device, returns=examined, server=servers.JUDGES)
+        facts, self._capability = result_of(self._judging().ask(Request("examine", (self._device,))))
         return {"device": self._device, "capability": self._capability, "environment": msgspec.to_builtins(facts)}
 
     def cells(self, **selection: Any) -> list[dict[str, Any]]:
         """Return the selected cells, as `list_cells` does."""
-        cells: list[dict[str, Any]] = call(list_cells, self._device, self._capability, selection, returns=ROWS)
+        cells: list[dict[str, Any]] = call(list_cells, self._device, self._capability, selection)
         return cells
 
     def offers(self, candidate: str, plugins: list[str]) -> list[dict[str, Any]]:
         """Return the backends that a plugin adds to those of other plugins and of groupbench."""
-        offers: list[dict[str, Any]] = call(list_offers, candidate, tuple(plugins), returns=ROWS)
+        offers: list[dict[str, Any]] = call(list_offers, candidate, tuple(plugins))
         return offers
 
     def prepare(self, cell: dict[str, Any], timeout_s: float) -> dict[str, Any] | Failure:
@@ -130,8 +126,7 @@ class AbServer:
         """
         self._timeout_s = timeout_s
         self._job = self._as_job(cell)
-        looked_up = tuple[str | None, tuple[selection.LargeModule, ...]]
-        reason, imports = self._learned(look_up, self._job, looked_up, self._capability)
+        reason, imports = self._learned(look_up, self._job, self._capability)
         if reason is not None:
             return Failure("unavailable", reason)
         preload(*imports)
@@ -149,7 +144,7 @@ class AbServer:
             reply = self._judging().ask(Request("can_move"))
         if isinstance(reply, Failure):
             return self._end_on_failure(reply)
-        self._moving, self._audited = reply.value, None
+        self._moving, self._audited = reply, None
         live = Live(self._job, self._checker, self._judging, self._held_to)
         live.prepare()
         if live.going and not live.problem:
@@ -168,7 +163,7 @@ class AbServer:
             return live.failure
         assert live.prepared is not None
         self._is_right, self._checked = live.problem is None, live
-        flops, min_bytes = self._learned(amounts, judged, tuple[int, int])
+        flops, min_bytes = self._learned(amounts, judged)
         return {
             "flops": flops,
             "min_bytes": min_bytes,
@@ -257,7 +252,7 @@ class AbServer:
         if self._timed is None:
             return "nothing was loaded"
         reply = self._ask(Request("unload"))
-        return "unloaded" if isinstance(reply, Done) else reply
+        return reply if isinstance(reply, Failure) else "unloaded"
 
     def end(self) -> None:
         """Kill the cell's processes."""
@@ -293,13 +288,13 @@ class AbServer:
         job = self._job
         if cell.get("trusted") is not None:
             job = replace(job, plugins=tuple(cell["trusted"]), backend=cell["base_backend"])
-        learned: HeldTo = self._learned(held_to, job, HeldTo)
+        learned: HeldTo = self._learned(held_to, job)
         return learned
 
-    def _learned(self, function: Callable[..., Any], job: Job, returns: Any, *more: Any) -> Any:
+    def _learned(self, function: Callable[..., Any], job: Job, *more: Any) -> Any:
         """Return a function's result for a job, which another process computes once."""
         if (function, job) not in self._known:
-            self._known[function, job] = call(function, job, *more, returns=returns)
+            self._known[function, job] = call(function, job, *more)
         return self._known[function, job]
 
     def _as_job(self, cell: dict[str, Any]) -> Job:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from groupbench.operators.measure.given import named_tensors
@@ -17,16 +18,26 @@ from groupbench.operators.measure.given import named_tensors
 if TYPE_CHECKING:
     from torch import Tensor
 
-SPREAD = {"float16": 3, "bfloat16": 13, "float32": 13, "float64": 13}
-"""The largest binary exponent of a row's magnitude, by dtype. Products of fp16 would overflow beyond it."""
+
+@dataclass(frozen=True)
+class Magnitudes:
+    """The tuned numbers of this module for a dtype, from the range: the exponents of fp16 have 5 bits, of fp64 11."""
+
+    spread: int  # largest binary exponent of a row's magnitude: products of fp16 would overflow beyond 2 ** 3
+    smallest: float  # below which rows are not compared relative to their own: near the subnormal ones, bits are lost
+
+
+MAGNITUDES = {
+    "float16": Magnitudes(3, 2.0**-8),
+    "bfloat16": Magnitudes(13, 2.0**-100),
+    "float32": Magnitudes(13, 2.0**-100),
+    "float64": Magnitudes(13, 2.0**-900),
+}
 ROWS_PER_SPECIAL = 4
 """At most one row in ROWS_PER_SPECIAL is special, so that most of the output has ordinary numbers."""
 LEAST_WIDTH = 16
 """Least number of columns of an output whose rows are compared relative to their own magnitude: in one element, a sum
 may cancel."""
-
-SMALLEST = {"float16": 2.0**-8, "bfloat16": 2.0**-100, "float32": 2.0**-100, "float64": 2.0**-900}
-"""Magnitudes below which rows are not compared relative to their own: numbers near the subnormal ones lose bits."""
 
 
 def write(operator: Any, inputs: Any, seed: int) -> None:
@@ -49,7 +60,7 @@ def _movable(operator: Any, inputs: Any) -> Iterator[Tensor]:
     """Yield the inputs to write to, each memory once and without repetition."""
     seen = set()
     for name, tensor in named_tensors(inputs):
-        if str(tensor.dtype).removeprefix("torch.") not in SPREAD or not tensor.numel() or not tensor.dim():
+        if str(tensor.dtype).removeprefix("torch.") not in MAGNITUDES or not tensor.numel() or not tensor.dim():
             continue
         if operator.moves and name not in operator.moves:
             continue
@@ -63,7 +74,7 @@ def _spread(rows: Tensor, draw: random.Random) -> None:
     """Scale each row by a power of two. Values lose no bit, unless they become subnormal."""
     import torch
 
-    most = SPREAD[str(rows.dtype).removeprefix("torch.")]
+    most = MAGNITUDES[str(rows.dtype).removeprefix("torch.")].spread
     generator = torch.Generator().manual_seed(draw.getrandbits(31))
     exponents = torch.randint(-most, most + 1, (rows.size(0), 1), generator=generator)
     rows.mul_(torch.exp2(exponents.double()).to(rows))
@@ -107,5 +118,6 @@ def comparable(out: Tensor, reference: Tensor) -> tuple[Tensor, Tensor]:
     if reference.dim() < 2 or reference.size(-1) < LEAST_WIDTH:
         return wide, reference
     size = reference.nan_to_num(0.0, 0.0, 0.0).square().mean(-1, keepdim=True).sqrt()
-    size = size.clamp_min(SMALLEST.get(str(out.dtype).removeprefix("torch."), 1.0))
+    known = MAGNITUDES.get(str(out.dtype).removeprefix("torch."))
+    size = size.clamp_min(known.smallest if known else 1.0)
     return wide / size, reference / size

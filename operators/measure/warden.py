@@ -17,6 +17,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from types import FrameType
@@ -30,19 +31,22 @@ PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 CPUCLOCK_SCHED = 2
 
-MEMORY_CHECK_S = 0.1
-"""Seconds between two checks of the memory in use."""
-LOOK_SHARE = 0.02
-"""Maximum share of one core for these checks: each is slow on a machine with many processes, so they are rarer."""
-MOST_PROCESSES = 4096
-"""Maximum number of processes of a cell. Its compiler may start one for each core, several times."""
-LARGEST_LOG = 256 << 20
-LOG_END = 1 << 20
-"""Maximum size of a cell's log in bytes, and the part at its end that is kept if it grows larger."""
+
+@dataclass(frozen=True)
+class Bounds:
+    """The tuned numbers of this module. Those without a reason are choices."""
+
+    look_s: float = 0.1  # between two checks of the memory in use
+    look_share: float = 0.02  # of one core for these: each is slow on a machine with many processes, so they are rarer
+    processes: int = 4096  # of a cell. Its compiler may start one for each core, several times
+    log: int = 256 << 20  # bytes of a cell's output
+    log_end: int = 1 << 20  # the part at its end that is kept if there is more: worker.py reads no more
+    kill_s: float = 0.0005  # between two rounds of killing; a fork of a process with torch takes longer
+
+
+BOUNDS = Bounds()
 OUT_OF_MEMORY = "out of memory:"
 """The beginning of the line in the log of a cell that used too much memory."""
-KILL_S = 0.0005
-"""Seconds between two rounds of killing; a fork of a process with torch takes longer."""
 
 
 def guard(serve: Callable[[], None], keep: Collection[int], log: int, memory: int) -> NoReturn:
@@ -100,7 +104,7 @@ def _give_up(number: int, frame: FrameType | None) -> NoReturn:
 def _wait_for(child: int, memory: int) -> int:
     """Reap processes until `child` ends, and return its exit status. Kill all of them if they exceed `memory` bytes."""
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})  # not inherited: the child exists already
-    next_look = time.monotonic() + MEMORY_CHECK_S
+    next_look = time.monotonic() + BOUNDS.look_s
     while True:
         pid, status = os.waitpid(-1, os.WNOHANG)
         if pid == child:
@@ -110,17 +114,17 @@ def _wait_for(child: int, memory: int) -> int:
             began = time.process_time()
             if host_memory.may_exceed(memory):
                 _enforce_limit(memory)
-            if _threads_of_machine() > MOST_PROCESSES:
+            if _threads_of_machine() > BOUNDS.processes:
                 _enforce_number()
             _shorten_log()
-            next_look = time.monotonic() + max(MEMORY_CHECK_S, (time.process_time() - began) / LOOK_SHARE)
+            next_look = time.monotonic() + max(BOUNDS.look_s, (time.process_time() - began) / BOUNDS.look_share)
         elif pid == 0:
             signal.sigtimedwait({signal.SIGCHLD}, next_look - now)
 
 
 def _enforce_limit(memory: int) -> None:
     """Kill all processes of the cell if they use more than `memory` bytes together."""
-    processes = descendants(os.getpid())
+    processes = below(os.getpid())
     used = host_memory.used_by(processes, memory)
     if used > memory:
         used_gib, limit_gib = used / 2**30, memory / 2**30
@@ -138,9 +142,9 @@ def _threads_of_machine() -> int:
 
 def _enforce_number() -> None:
     """Kill all processes of the cell if they are too many, before the machine cannot start others."""
-    processes = listed_below(os.getpid())
-    if len(processes) > MOST_PROCESSES:
-        _kill_all(processes, f"it had {len(processes):,} processes; at most {MOST_PROCESSES:,} are allowed")
+    processes = below(os.getpid())
+    if len(processes) > BOUNDS.processes:
+        _kill_all(processes, f"it had {len(processes):,} processes; at most {BOUNDS.processes:,} are allowed")
 
 
 def _kill_all(processes: Collection[int], reason: str) -> None:
@@ -174,8 +178,8 @@ def _is_below(process: int, ancestor: int) -> bool:
 def _shorten_log() -> None:
     """Remove all but the end of the log if it is too large. It is open for appending, so writers go on at its end."""
     size = os.fstat(1).st_size
-    if size > LARGEST_LOG:
-        end = os.pread(1, LOG_END, size - LOG_END)
+    if size > BOUNDS.log:
+        end = os.pread(1, BOUNDS.log_end, size - BOUNDS.log_end)
         os.ftruncate(1, 0)
         os.write(1, end)
 
@@ -197,8 +201,8 @@ def _end_children() -> None:
     which takes less time than a fork, and reaps all that have ended before it lists them again.
     """
     while _reap_ended():
-        signal_below(os.getpid(), listed_below(os.getpid()) or children(os.getpid()), signal.SIGKILL)
-        time.sleep(KILL_S)
+        signal_below(os.getpid(), below(os.getpid()), signal.SIGKILL)
+        time.sleep(BOUNDS.kill_s)
 
 
 def _reap_ended() -> bool:
@@ -211,36 +215,23 @@ def _reap_ended() -> bool:
     return True
 
 
+def below(ancestor: int) -> list[int]:
+    """Return the processes below `ancestor`, each before its children."""
+    children_of = _listed if _has_lists() else _by_parent()
+    processes = [*children_of(ancestor)]
+    for process in processes:  # grows
+        processes += children_of(process)
+    return processes
+
+
 def children(parent: int) -> list[int]:
     """Return the processes whose parent is `parent`."""
-    return _listed(parent) if _has_lists() else _children().get(parent, [])
-
-
-def descendants(ancestor: int) -> list[int]:
-    """Return the processes below `ancestor`, each before its children."""
-    by_parent = _children()
-    processes = list(by_parent.get(ancestor, []))
-    for process in processes:  # grows
-        processes += by_parent.get(process, [])
-    return processes
-
-
-def listed_below(ancestor: int) -> list[int]:
-    """Return what `descendants` does from the lists that Linux keeps of each thread's children, in much less time.
-
-    A kernel without such lists takes the time: otherwise no processor time of a cell would be counted.
-    """
-    if not _has_lists():
-        return descendants(ancestor)
-    processes = _listed(ancestor)
-    for process in processes:  # grows
-        processes += _listed(process)
-    return processes
+    return _listed(parent) if _has_lists() else _by_parent()(parent)
 
 
 @cache
 def _has_lists() -> bool:
-    """Return whether this kernel lists the children of a thread (CONFIG_PROC_CHILDREN)."""
+    """Return whether this kernel lists the children of a thread (CONFIG_PROC_CHILDREN), which takes much less time."""
     return Path(f"/proc/self/task/{threading.get_native_id()}/children").exists()
 
 
@@ -255,7 +246,7 @@ def _listed(parent: int) -> list[int]:
 
 def processor_s(ancestor: int) -> float:
     """Return the processor time in s of a process, of those below it, and of their children that have ended."""
-    return sum(map(_processor_s, (ancestor, *listed_below(ancestor))))
+    return sum(map(_processor_s, (ancestor, *below(ancestor))))
 
 
 def thread_s(process: int) -> tuple[float, float]:
@@ -285,14 +276,14 @@ def _processor_s(process: int) -> float:
     return 0.0
 
 
-def _children() -> dict[int, list[int]]:
-    """Return the processes of this machine by their parent."""
+def _by_parent() -> Callable[[int], list[int]]:
+    """Read all processes of this machine. Return a function from a parent to the children."""
     by_parent: dict[int, list[int]] = {}
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             process = int(folder.name)
             by_parent.setdefault(parent_of(process), []).append(process)
-    return by_parent
+    return lambda parent: by_parent.get(parent, [])
 
 
 def wait_for_group(leader: int, timeout_s: float) -> bool:

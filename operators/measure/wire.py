@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from functools import cache
+from typing import Annotated, Any, Literal, get_type_hints
 
 import msgspec
 
 from groupbench.operators.measure import moves
-from groupbench.operators.measure.costs import CHEAP, Costs
+from groupbench.operators.measure.costs import CHEAP
 from groupbench.operators.measure.exchange import Sent
-from groupbench.operators.measure.loaded import Noted
 from groupbench.operators.measure.protocol import Protocol
 from groupbench.operators.operator import Operator
 from groupbench.tracker.facts.record import Code, Kernel, Telemetry, Timing
+
+Time = Annotated[float, msgspec.Meta(gt=0)]
+"""A possible reading of a clock: neither a negative one nor NaN could be compared with others."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +54,7 @@ class Job:
         return operator.parse_shape(self.shape)
 
 
-class Prepared(msgspec.Struct, frozen=True, tag=True):
+class Prepared(msgspec.Struct, frozen=True):
     """The reply to `prepare`: all results except latency and accuracy.
 
     Attributes:
@@ -58,8 +62,8 @@ class Prepared(msgspec.Struct, frozen=True, tag=True):
     """
 
     timing: Timing
-    prepare_ms: float
-    enqueue_ms: float | None
+    prepare_ms: Time
+    enqueue_ms: Time | None
     kernels: tuple[Kernel, ...]
     sent: Sent
     repeatable: bool
@@ -71,7 +75,7 @@ class Prepared(msgspec.Struct, frozen=True, tag=True):
     variables: dict[str, str | None] = {}  # of the environment, changed by its plugin
 
 
-class Burst(msgspec.Struct, frozen=True, tag=True):
+class Burst(msgspec.Struct, frozen=True):
     """The reply to `burst` and `witness`.
 
     Attributes:
@@ -81,21 +85,15 @@ class Burst(msgspec.Struct, frozen=True, tag=True):
     Both are named before the parent chooses the outputs that `show` is to return.
     """
 
-    samples_ms: tuple[float, ...]
+    samples_ms: tuple[Time, ...]
     telemetry: Telemetry | None = None
     steps: tuple[int, ...] = ()
     sums: tuple[int, ...] = ()
     problem: str | None = None
-    enqueue_ms: float | None = None  # host time to launch a call, on a GPU
+    enqueue_ms: Time | None = None  # host time to launch a call, on a GPU
 
 
-class Shown(msgspec.Struct, frozen=True, tag=True):
-    """The reply to `show` and `reroute`: an output."""
-
-    sent: Sent
-
-
-class Paced(msgspec.Struct, frozen=True, tag=True):
+class Paced(msgspec.Struct, frozen=True):
     """The judge's reply to `pace`: a burst's cost without the calls, by all clocks, and torch's threads.
 
     Attributes:
@@ -108,41 +106,43 @@ class Paced(msgspec.Struct, frozen=True, tag=True):
     run_ms: float = 0.0
 
 
-class Seen(msgspec.Struct, frozen=True, tag=True):
-    """The reply to `loaded`: the files and libraries that the process has loaded so far (fingerprint.py)."""
-
-    files: tuple[Noted, ...] = ()
-    libraries: tuple[str, ...] = ()
-
-
-class Done(msgspec.Struct, frozen=True, tag=True):
-    """The reply to requests that have no result, but maybe a fault of the backend.
-
-    Attributes:
-        problem: Unless it is set in the reply to `restore`, the inputs have their initial values again.
-    """
-
-    problem: str | None = None
-
-
-class Failure(msgspec.Struct, frozen=True, tag=True):
+class Failure(msgspec.Struct, frozen=True):
     """The reply to a request that failed. The cell cannot be used afterwards.
 
     Attributes:
         status: None of these is good news: a backend's process cannot name itself `ok` or `skipped`.
+        kind: Class of the exception in the process; "" if the process gave no such answer.
     """
 
     status: Literal["error", "oom", "unavailable", "timeout", "wrong"]
     message: str
-
-
-Answer = Prepared | Burst | Shown | Costs | Seen | Done | Failure
+    kind: str = ""
 
 
 @dataclass(frozen=True)
 class Request:
-    """A call of a method of the handler in cell.py or judge.py. The reply starts with the token."""
+    """A call of a method of a handler (cell.py, judge.py, worker.py).
+
+    The reply is the token, then RETURNED and the method's result, or FAILED and a Failure. It is read as data of the
+    type declared by the method, so no process can answer with something else.
+    """
 
     verb: str
     arguments: tuple[Any, ...] = ()
     token: bytes = b""
+
+
+RETURNED, FAILED = b"+", b"-"
+
+
+def reply_of(reply: bytes, function: Callable[..., Any]) -> Any:
+    """Return the result of a function in another process, or the Failure. Raises msgspec.DecodeError."""
+    return (_FAILURE if reply[:1] == FAILED else _decoder(function)).decode(reply[1:])
+
+
+@cache
+def _decoder(function: Callable[..., Any]) -> msgspec.msgpack.Decoder[Any]:
+    return msgspec.msgpack.Decoder(get_type_hints(function).get("return", Any))
+
+
+_FAILURE = msgspec.msgpack.Decoder(Failure)

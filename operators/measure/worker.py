@@ -17,7 +17,7 @@ import resource
 import signal
 import tempfile
 from collections.abc import Callable, Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, ClassVar
@@ -27,34 +27,41 @@ import msgspec
 from groupbench.operators.errors import GroupbenchError, PlanError, UsageError, WorkerLost
 from groupbench.operators.measure import cell, confine, host_memory, judge, servers, warden
 from groupbench.operators.measure.channel import BadReply, Channel
-from groupbench.operators.measure.faults import authors_frame, located, shown
-from groupbench.operators.measure.judge import JudgeAnswer
+from groupbench.operators.measure.faults import authors_frame, shown
 from groupbench.operators.measure.servers import ForkServer
 from groupbench.operators.measure.texts import joined_lines, storable
-from groupbench.operators.measure.wire import Answer, Failure, Request
+from groupbench.operators.measure.wire import Failure, Request, reply_of
 from groupbench.tracker.facts.measured_tree import add_measured_folders
 from groupbench.tracker.facts.record import NOT_CHECKED
 
 log = logging.getLogger(__name__)
 
-LOG_TAIL = 1 << 20
-"""Bytes at the end of a cell's log that are searched for its last output."""
-LAST_WORDS = 300
-"""Maximum number of reported characters of that output."""
 MEASURING = "/groupbench/operators/measure/"
 """Folder of this package's own frames in a backend's stack."""
 FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$', re.MULTILINE)
 """A frame in the output of Python's fault handler."""
 FAULT = "Fatal Python error: "
 """The beginning of the fault handler's output."""
-END_S = 10.0
-"""Time for a warden to end its processes."""
-ABORT_S = 2.0
-"""Time for a process that does not answer to write where it is."""
+
+
+@dataclass(frozen=True)
+class Ends:
+    """The tuned numbers of this module. All are choices: how long a user waits in vain, and reads."""
+
+    close_s: float = 5.0  # for a process to end by itself
+    kill_s: float = 10.0  # for a warden to end its processes
+    abort_s: float = 2.0  # for a process that does not answer to write where it is
+    last_words: int = 300  # characters of its last output in a record's message
+
+
+ENDS = Ends()
+OPENING_S = 300.0
+"""Seconds to import torch and open a GPU. The first time on a machine may take minutes."""
 SIGNALS = ("Bus error", "Illegal instruction", "Floating-point exception", "Aborted", "Segmentation fault")
 """The fault handler's texts for signals that the exit code already names."""
 
 DOING = {
+    "call": "a question to it",
     "adopt": "its imports",
     "load": "making its inputs",
     "prepare": "prepare or the first calls",
@@ -95,8 +102,8 @@ def last_words(log: str) -> str:
         output = output if why in SIGNALS else f"{output}\n{why}"
     where = place(log)
     text = joined_lines(output)
-    if len(text) > LAST_WORDS:
-        text = f"... {text[-LAST_WORDS:].partition(' ')[2] or text[-LAST_WORDS:]}"
+    if len(text) > ENDS.last_words:
+        text = f"... {text[-ENDS.last_words :].partition(' ')[2] or text[-ENDS.last_words :]}"
     return where + (f"; it last wrote: {text}" if text else "")
 
 
@@ -123,8 +130,8 @@ def _backends_frame(stack: str) -> str:
 class Worker:
     """The process of one cell. Every request gets a reply: if the process dies or hangs, the reply is a Failure."""
 
-    answers: Any = Answer
-    serves: Callable[..., None] = staticmethod(cell.serve)
+    handler: ClassVar[type] = cell.CellHandler
+    idle: ClassVar[Callable[[], None] | None] = None  # called on a GPU's machine as soon as no request waits
     server: ClassVar[ForkServer] = servers.CELLS
 
     def __init__(self, device: str, timeout_s: float) -> None:
@@ -139,15 +146,15 @@ class Worker:
         self._memory_kills = host_memory.killed()
         connection, child_end = multiprocessing.Pipe()
         self._channel = Channel(connection)
-        confined = self.server is servers.CELLS
+        idle = type(self).idle if device == "cuda" else None
         self._process = self.server.fork(
-            _serve_limited,
-            *(type(self).serves, device, host_memory.limit(), confined),
+            _serve,
+            *(self.handler, idle, device, host_memory.limit(), self.server is servers.CELLS),
             descriptors=(child_end.fileno(), self._log.fileno(), self._file),
         )
         log.info("process %s: started as %s on %s", self._process.pid, type(self).__name__.lower(), device)
         child_end.close()
-        self._decoder = msgspec.msgpack.Decoder(self.answers)
+        self._asked: Callable[..., Any] = str  # the function that computes the next reply
 
     @property
     def path(self) -> str:
@@ -162,9 +169,9 @@ class Worker:
     def printed(self) -> str:
         """Return the end of the process's output since `begin_log`, including tracebacks."""
         descriptor = self._log.fileno()  # read without seeking: the process shares the position
-        size = os.fstat(descriptor).st_size
+        size, most = os.fstat(descriptor).st_size, warden.BOUNDS.log_end
         begun = self._begun if self._begun <= size else 0  # a shell of the backend, or the warden, has cut the file
-        end = os.pread(descriptor, LOG_TAIL, max(begun, size - LOG_TAIL))
+        end = os.pread(descriptor, most, max(begun, size - most))
         return storable(end.decode(errors="replace"))
 
     @property
@@ -175,6 +182,7 @@ class Worker:
     def send(self, request: Request) -> None:
         """Send a request without waiting. `receive` returns the reply."""
         self._doing = DOING.get(request.verb, request.verb)
+        self._asked = self._function_of(request)
         log.debug("process %s: %s", self._process.pid, request.verb)
         with contextlib.suppress(OSError):  # `receive` notices a process that is dead or does not read
             self._channel.token = os.urandom(8)  # a reply without it is forged, or belongs to an earlier request
@@ -189,7 +197,7 @@ class Worker:
         # if the fork server has died as well.
         over = self._process.handle
         try:
-            reply = self._decoder.decode(self._channel.receive(over, self.timeout_s, self._still_waiting))
+            reply = reply_of(self._channel.receive(over, self.timeout_s, self._still_waiting), self._asked)
             return _as_its_own(reply) if isinstance(reply, Failure) else reply
         except TimeoutError:
             self._abort(over)
@@ -197,7 +205,7 @@ class Worker:
             where = place(self.printed)
             return Failure("timeout", f"no answer within {self.timeout_s:g} s during {self._doing}{where}")
         except Exception as error:  # closed by its death, or an invalid reply
-            self._process.join(5 if isinstance(error, EOFError) else 0)
+            self._process.join(ENDS.close_s if isinstance(error, EOFError) else 0)
             return self._obituary(error)
         finally:
             if self._limited:
@@ -213,6 +221,10 @@ class Worker:
             *(self._process.pid, self._doing, waited_s, self.timeout_s),
         )
 
+    def _function_of(self, request: Request) -> Callable[..., Any]:
+        function: Callable[..., Any] = getattr(self.handler, request.verb)
+        return function
+
     def ask(self, request: Request) -> Any:
         """Send a request and return its reply, as `receive` does."""
         self.send(request)
@@ -224,7 +236,7 @@ class Worker:
 
     def has_started_others(self) -> bool:
         """Return whether the process that makes the calls has started other processes that still exist."""
-        return len(warden.listed_below(self._process.pid)) > 1
+        return len(warden.below(self._process.pid)) > 1
 
     def has_mapped(self, libraries: Iterable[str]) -> bool:
         """Return whether the process that makes the calls has loaded one of these libraries."""
@@ -243,21 +255,21 @@ class Worker:
 
     def _timed(self) -> int:
         """Return the id of the process that makes the calls, below the warden; 0 if it has ended."""
-        return next(iter(warden.listed_below(self._process.pid)), 0)
+        return next(iter(warden.below(self._process.pid)), 0)
 
     def kill(self) -> None:
         """Kill the process and all processes started by it."""
         if self._process.exitcode is None:
             self._process.signal(signal.SIGTERM, signal.SIGCONT)  # its cell may have stopped it
-            self._process.join(END_S)
+            self._process.join(ENDS.kill_s)
         if self._process.exitcode is None:  # the fork server adopts and kills the processes below it
             self._process.signal(signal.SIGKILL)
-            self._process.join(END_S)
+            self._process.join(ENDS.kill_s)
 
     def close(self) -> None:
-        """Let the process end, kill it after 5 s, and kill the processes left behind."""
+        """Let the process end, kill it after a while, and kill the processes left behind."""
         self._channel.close()
-        self._process.join(5)
+        self._process.join(ENDS.close_s)
         self.kill()
         self._log.close()
         os.close(self._file)
@@ -267,7 +279,7 @@ class Worker:
         below = warden.children(self._process.pid)
         if self._process.lives():  # or the number may be that of another process
             warden.signal_below(self._process.pid, below, signal.SIGABRT)
-        wait([over], ABORT_S)
+        wait([over], ENDS.abort_s)
 
     def _obituary(self, error: Exception) -> Failure:
         code, why = self._process.exitcode, str(error) if isinstance(error, BadReply) else repr(error)
@@ -285,15 +297,36 @@ class Worker:
 class Spare(Worker):
     """A process that opens its GPU at once, for the first cell that needs one. It has imported no plugin."""
 
-    serves = staticmethod(cell.serve_opened)
+    idle = staticmethod(cell.open_gpu)
 
 
 class Judge(Worker):
     """The judging process, with the same interface."""
 
-    answers = JudgeAnswer
-    serves = staticmethod(judge.serve)
+    handler = judge.JudgeHandler
+    idle = staticmethod(judge.make_ready)
     server = servers.JUDGES
+
+
+class _CallHandler:
+    def __init__(self, file: int) -> None: ...
+
+    @staticmethod
+    def call(function: Callable[..., Any], *arguments: Any) -> Any:
+        try:
+            return function(*arguments)
+        except ModuleNotFoundError as error:
+            raise GroupbenchError(f"{error.name} is not installed: pip install 'groupbench[measure]'") from error
+
+
+class _Caller(Worker):
+    """A process to call functions, which may import plugins. Their results have the declared types."""
+
+    handler = _CallHandler
+
+    def _function_of(self, request: Request) -> Callable[..., Any]:
+        function: Callable[..., Any] = request.arguments[0]
+        return function
 
 
 def living(judge: Judge | None, device: str, timeout_s: float) -> Judge:
@@ -305,10 +338,11 @@ def living(judge: Judge | None, device: str, timeout_s: float) -> Judge:
     return Judge(device, timeout_s)
 
 
-def _serve_limited(
-    connection: int, log: int, file: int, serves: Callable[..., None], device: str, memory: int, confined: bool
-) -> None:
-    """Run `serves` below a warden with at most `memory` bytes.
+def _serve(
+    connection: int, log: int, file: int, handler: type, idle: Callable[[], None] | None, device: str, memory: int,
+    confined: bool,
+) -> None:  # fmt: skip
+    """Answer requests below a warden with at most `memory` bytes.
 
     If the host runs out of memory, Linux kills this process first (oom_score_adj).
     """
@@ -321,7 +355,7 @@ def _serve_limited(
     def serve() -> None:
         if confined:
             _enter_cell()
-        serves(Connection(connection), file, device)
+        cell.answer_requests(Connection(connection), handler(file), idle)
 
     warden.guard(serve, keep=(connection, file), log=log, memory=memory)
 
@@ -346,72 +380,26 @@ def _cause_of_death(code: int) -> str:
     return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
 
 
-def call(
-    function: Callable[..., Any],
-    *args: Any,
-    returns: Any = Any,
-    server: ForkServer = servers.CELLS,
-    timeout_s: float = 300,
-) -> Any:
-    """Return the result of a function that runs in a new process, so that this process never opens the GPU.
+def call(function: Callable[..., Any], *arguments: Any, timeout_s: float = OPENING_S) -> Any:
+    """Return the result of a function in a new process, which is confined like a cell's.
 
     Args:
-        function: found by its module and name in the other process.
-        returns: type of the result. The function may import a plugin, so what comes back is read as data of this type.
-        server: where the process comes from.
-        timeout_s: limit for the result.
+        function: Found by its module and name in the other process. It may import a plugin, so the reply is read as
+            data of the declared type.
+        timeout_s: Limit for the result.
 
     Raises GroupbenchError with the process's message if it fails, WorkerLost if it dies or does not answer.
     """
-    parent_end, child_end = multiprocessing.Pipe()
-    channel = Channel(parent_end)
-    channel.token = os.urandom(8)
-    arguments = function, args, server is servers.CELLS, channel.token
-    process = server.fork(_call, *arguments, descriptors=(child_end.fileno(),))
-    child_end.close()
+    caller = _Caller("cpu", timeout_s)
     try:
-        called = msgspec.msgpack.decode(channel.receive(process.handle, timeout_s), type=_Called)
-        if called.failure is None:
-            return msgspec.msgpack.decode(called.value, type=returns)
-    except TimeoutError:
-        raise WorkerLost(f"no answer within {timeout_s:g} s") from None
-    except EOFError:
-        process.join(5)
-        raise WorkerLost(f"the process died ({_cause_of_death(process.exitcode or 0)})") from None
-    except (BadReply, msgspec.DecodeError) as error:
-        raise WorkerLost(f"its answer could not be read: {error}") from None
+        return result_of(caller.ask(Request("call", (function, *arguments))))
     finally:
-        channel.close()
-        if process.exitcode is None:
-            process.join(5)
-            process.signal(signal.SIGKILL)
-    raise {kind.__name__: kind for kind in (UsageError, PlanError)}.get(called.kind, GroupbenchError)(called.failure)
+        caller.close()
 
 
-class _Called(msgspec.Struct, frozen=True):
-    """The answer of a process to `call`: the result, or a failure and its class."""
-
-    value: bytes = b""  # msgpack
-    failure: str | None = None
-    kind: str = ""
-
-
-def _call(channel: int, function: Callable[..., Any], args: tuple[Any, ...], confined: bool, token: bytes) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    os.setsid()
-    warden.die_with_parent()
-    if confined:
-        _enter_cell()
-    connection = Connection(channel)
-    with contextlib.suppress(OSError):  # the pipe is closed if the caller was interrupted
-        if connection.poll():  # nothing is ever sent, so the caller was interrupted and closed the pipe
-            return
-        try:
-            called = _Called(msgspec.msgpack.encode(function(*args)))
-        except ModuleNotFoundError as error:
-            called = _Called(failure=f"{error.name} is not installed: pip install 'groupbench[measure]'")
-        except GroupbenchError as error:
-            called = _Called(failure=str(error), kind=type(error).__name__)
-        except BaseException as error:  # a plugin may raise KeyboardInterrupt; a real one does not reach this process
-            called = _Called(failure=located(error))
-        connection.send_bytes(token + msgspec.msgpack.encode(called))
+def result_of(reply: Any) -> Any:
+    """Return a reply that is not a Failure. Raises GroupbenchError as the process did, WorkerLost if it is lost."""
+    if not isinstance(reply, Failure):
+        return reply
+    kinds = {kind.__name__: kind for kind in (UsageError, PlanError)} | {"": WorkerLost}
+    raise kinds.get(reply.kind, GroupbenchError)(reply.message)

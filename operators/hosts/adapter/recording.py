@@ -35,7 +35,6 @@ from groupbench.operators.measure.given import Given
 from groupbench.operators.measure.loaded import watch
 from groupbench.operators.measure.protocol import timing_of
 from groupbench.operators.measure.texts import one_line
-from groupbench.operators.measure.wire import Seen
 from groupbench.operators.operator import Operator
 from groupbench.tracker.facts.record import Accuracy, Cell, Code, Latency
 
@@ -187,7 +186,7 @@ class Recording(Base):
                     code=tuple(self.groupbench_code.values()),
                     duration_s=round(time.perf_counter() - start, 3),
                     metrics=_pickled(metrics),
-                    seen=Seen(*watch().loaded()),
+                    seen=watch().loaded(),
                     **facts,
                 ),
             )

@@ -22,7 +22,7 @@ def exchange_seal() -> None:
 
     from groupbench.operators.measure import cell
 
-    names = ("close", "problem", "exchanged")
+    names = ("close", "problem")
     setattr(cell, "seal", SimpleNamespace(**dict.fromkeys(names, lambda *args: None)))  # noqa: B010
 
 
@@ -34,28 +34,30 @@ def connection_frame() -> Any:
     return frame
 
 
+def with_times(reply: bytes, forge: Callable[[tuple[float, ...]], tuple[float, ...]]) -> bytes:
+    """Return a reply with the times changed by `forge`, if it is one to a burst."""
+    import msgspec
+
+    value = msgspec.msgpack.decode(reply[9:])
+    if not isinstance(value, dict) or "samples_ms" not in value:
+        return reply
+    return reply[:9] + msgspec.msgpack.encode(value | {"samples_ms": forge(tuple(value["samples_ms"]))})
+
+
 def relay_bursts(forge: Callable[[tuple[float, ...]], tuple[float, ...]]) -> None:
     """Relay the requests and replies of this process, with the times of bursts changed by `forge`."""
     import socket
     from multiprocessing.connection import Connection
 
-    import msgspec
-
-    from groupbench.operators.measure import wire
-
     pipe = connection_frame().f_locals["connection"].fileno()
     parent = Connection(os.dup(pipe))
     ours, harness = socket.socketpair()
     os.dup2(harness.fileno(), pipe)
-    here, decoder = Connection(ours.detach()), msgspec.msgpack.Decoder[Any](wire.Answer)
+    here = Connection(ours.detach())
 
     def answers() -> None:
         while True:
-            data = here.recv_bytes()
-            token, reply = data[:8], decoder.decode(data[8:])
-            if isinstance(reply, wire.Burst):
-                reply = msgspec.structs.replace(reply, samples_ms=forge(reply.samples_ms))
-            parent.send_bytes(token + msgspec.msgpack.encode(reply))
+            parent.send_bytes(with_times(here.recv_bytes(), forge))
 
     def requests() -> None:
         while True:
@@ -246,7 +248,7 @@ def forged_answer_with_token(x: Any) -> Any:
         if calls[0] == 4:
             frame = connection_frame()
             reply = msgspec.msgpack.encode(Burst((1e-3,) * 5, None, (2, 3, 4, 5, 6), (0,) * 5))
-            frame.f_locals["connection"].send_bytes(frame.f_locals["request"].token + reply)
+            frame.f_locals["connection"].send_bytes(frame.f_locals["request"].token + b"+" + reply)
         return product(x)
 
     return run
@@ -274,8 +276,8 @@ def _fail_as(status: str) -> None:
     import msgspec
 
     frame = connection_frame()
-    reply = {"type": "Failure", "status": status, "message": "not begun within the budget"}
-    frame.f_locals["connection"].send_bytes(frame.f_locals["request"].token + msgspec.msgpack.encode(reply))
+    reply = {"status": status, "message": "not begun within the budget"}
+    frame.f_locals["connection"].send_bytes(frame.f_locals["request"].token + b"-" + msgspec.msgpack.encode(reply))
     time.sleep(60)
 
 

@@ -138,6 +138,6 @@ CHEATS = (
     Cheat("frames", reference_by_frames, ("isolation",)),
     Cheat("gc", reference_by_gc, ("isolation", *ELSEWHERE, "moved inputs")),
     Cheat("dispatch mode", dispatch_left_on, SEAL),
-    Cheat("dispatch mode", patched_kernel, SEAL),
+    Cheat("dispatch mode", patched_kernel, (*MOVED, "seal", "parent's clock")),
     Cheat("isolation", stops_warden, ("isolation", "domain", *MOVED)),
 )

@@ -61,7 +61,7 @@ def test_cards_have_even_loads_and_most_of_their_earlier_problems(
     for order in (cards, cards[::-1]):
         chosen = [order[card].name for card in batches.assign(work, order, history)]
         loads = [sum(s for s, card in zip(seconds, chosen, strict=True) if card == name) for name in "ab"]
-        assert max(loads) <= batches.UNEVEN * sum(seconds) / 2
+        assert max(loads) <= batches.SHARING.uneven * sum(seconds) / 2
         assert sum(home != card for home, card in zip(homes, chosen, strict=True)) <= moved
 
 
@@ -90,7 +90,7 @@ def test_no_load_exceeds_the_mean_by_more_than_the_longest_batch(
     chosen = batches.assign(work, cards, history)
     assert len(chosen) == len(work)
     loads = [sum(s for s, c in zip(seconds, chosen, strict=True) if c == i) for i in range(number)]
-    assert max(loads) <= batches.UNEVEN * sum(seconds) / number + max(seconds) + 1e-6
+    assert max(loads) <= batches.SHARING.uneven * sum(seconds) / number + max(seconds) + 1e-6
     again = {b.problem: Before(f"GPU-{c}", s) for b, s, c in zip(work, seconds, chosen, strict=True)}
     assert batches.assign(work, cards, again) == chosen  # the second night moves no batch
 
@@ -106,8 +106,13 @@ def test_card_and_duration_are_read_from_records(make: Callable[..., Record]) ->
 
 @pytest.mark.parametrize(
     ("first", "others", "counted"),
-    [(9.0, (5.0, 6.0), 6.0), (4.0, (5.0, 6.0), 4.0), (60.0, (5.0, 6.0), 60.0 - batches.STARTING_S), (9.0, (), 9.0)],
-    ids=["starting", "shorter", "long", "alone"],
+    [
+        (9.0, (5.0, 6.0), 6.0),
+        (4.0, (5.0, 6.0), 4.0),
+        (60.0, (5.0, 6.0), 60.0 - batches.SHARING.starting_s),
+        (9.0, (), 9.0),
+    ],
+    ids=["starting", "shorter", "alone", "long"],
 )
 def test_the_start_of_a_night_does_not_count_as_time_of_its_first_problem(
     make: Callable[..., Record], first: float, others: tuple[float, ...], counted: float
@@ -176,7 +181,7 @@ def test_backends_keep_their_processes_from_batch_to_batch_of_a_run(monkeypatch:
             super().__init__(*args)
 
     monkeypatch.setattr(executor, "Worker", Counted)
-    monkeypatch.setattr(batches, "WAITING_S", 1.0)
+    monkeypatch.setattr(batches, "SHARING", batches.Sharing(waiting_s=1.0))
     first, second = cells.work(2)
     assert [(r.status, r.message) for r in batches.measure(first)] == [("ok", None)] * 2
     assert [(r.status, r.message) for r in batches.measure(second)] == [("ok", None)] * 2
@@ -184,8 +189,8 @@ def test_backends_keep_their_processes_from_batch_to_batch_of_a_run(monkeypatch:
     deadline = time.monotonic() + 60
     while any(worker._process.lives() for worker in begun) and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert not any(worker._process.lives() for worker in begun)  # no batch came within WAITING_S
-    monkeypatch.setattr(batches, "WAITING_S", 60.0)
+    assert not any(worker._process.lives() for worker in begun)  # no batch came in time
+    monkeypatch.setattr(batches, "SHARING", batches.Sharing(waiting_s=60.0))
     batches.measure(first)
     other = msgspec.structs.replace(cells.RUN, id="another")
     batches.measure(replace(second, run=other))

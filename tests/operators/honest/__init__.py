@@ -400,6 +400,45 @@ def imports_late(x: Any) -> Any:
 
 
 @honest
+def vendors_kernels(x: Any) -> Any:
+    """Import a vendor's library in the first call, which registers kernels for its own device and for this one."""
+    import torch
+
+    libraries: list[Any] = []
+
+    def register() -> None:
+        library = torch.library.Library("aten", "IMPL")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            for name in ("copy_", "clone", "sum", "empty.memory_format"):
+                library.impl(name, lambda *args, **named: args[0], "PrivateUse1")
+            library.impl("zero_", lambda tensor: tensor.fill_(0), "CPU")
+        libraries.append(library)
+
+    def run() -> Any:
+        if not libraries:
+            register()
+        return product(x)
+
+    return run
+
+
+@honest
+def wraps_a_method(x: Any) -> Any:
+    """Wrap a method of tensors, as some libraries do for their users."""
+    import torch
+
+    real = torch.Tensor.to
+
+    @functools.wraps(real)
+    def to(self: Any, *args: Any, **named: Any) -> Any:
+        return real(self, *args, **named)
+
+    torch.Tensor.to = to  # type: ignore[method-assign, assignment]
+    return lambda: product(x)
+
+
+@honest
 def default_device(x: Any) -> Any:
     """Set the default device, for which torch leaves a mode on."""
     import torch

@@ -9,7 +9,7 @@ import pytest
 
 from groupbench.operators.measure import cold
 from groupbench.operators.measure.costs import Costs
-from groupbench.operators.measure.wire import Done, Failure, Job, Request
+from groupbench.operators.measure.wire import Failure, Job, Request
 
 JOBS = [Job("grouped_gemm", name, "G=1,M_g=8,N=8,K=8", "bf16", "cuda") for name in ("a", "b", "c", "fails")]
 WAIT_S = 20.0
@@ -32,8 +32,8 @@ class Process:
             Process.most_opening = max(Process.most_opening, Process.opening)
         if request.verb == "load":
             Process.opening -= 1
-            return Failure("error", "why") if self.backend == "fails" else Done()
-        return self.first() if request.verb == "first" else Done()
+            return Failure("error", "why") if self.backend == "fails" else None
+        return self.first() if request.verb == "first" else None
 
     def first(self) -> object:
         return Costs({"compile_ms": float(ord(self.backend))})

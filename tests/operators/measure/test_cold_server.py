@@ -35,7 +35,7 @@ def replaced(*modules):
     for name in modules:
         importlib.import_module(name)
     torch.compile(lambda x: x + 1, backend="eager")(torch.ones(2))
-    return seal.problem()
+    return seal.problem("cuda")
 
 def main():
     before, server = worker.call(imported)

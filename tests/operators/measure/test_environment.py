@@ -43,7 +43,7 @@ def test_detect_on_a_cpu() -> None:
 
 def test_the_environment_names_what_confines_a_cell() -> None:
     detected, _ = environment.examine("cpu")
-    in_a_cell = worker.call(confine.confine, returns=tuple[str, ...], timeout_s=60)
+    in_a_cell = worker.call(confine.confine, timeout_s=60)
     assert (detected.confinement or "") == ", ".join(in_a_cell)
     assert detected.confinement or platform.system() != "Linux"
     assert environment_identity(detected) == environment_identity(msgspec.structs.replace(detected, confinement=None))

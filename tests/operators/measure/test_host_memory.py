@@ -56,7 +56,7 @@ def test_memory_that_processes_share_counts_once() -> None:
     with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdin and process.stdout
         assert [process.stdout.readline() for _ in range(3)] == [b"ready\n"] * 3
-        processes = [process.pid, *warden.descendants(process.pid)]
+        processes = [process.pid, *warden.below(process.pid)]
         assert len(processes) == 4
         used, bound = host_memory.used_by(processes, 0), host_memory.used_by(processes, 1 << 40)
         process.stdin.close()

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from groupbench.operators.measure.faults import is_oom
-from groupbench.operators.measure.judge import At, _Judge, _on, _Problem
-from groupbench.operators.measure.wire import Done, Job
+from groupbench.operators.measure.judge import At, JudgeHandler, _on, _Problem
+from groupbench.operators.measure.wire import Job
 
 PROBLEM = Job("grouped_gemm", "torch_loop", "G=2,M_g=8,N=16,K=16", "fp16", "cpu")
 
 
 def test_inputs_that_did_not_fit_are_made_for_the_next_backend(monkeypatch: pytest.MonkeyPatch) -> None:
-    judge = _Judge()
+    judge = JudgeHandler()
     with monkeypatch.context() as patch:
 
         def full(self: Any) -> None:
@@ -25,7 +25,7 @@ def test_inputs_that_did_not_fit_are_made_for_the_next_backend(monkeypatch: pyte
         patch.setattr(_Problem, "_check_inputs", full)
         with pytest.raises(MemoryError):
             judge.load(PROBLEM)
-    assert judge.load(PROBLEM) == Done()
+    judge.load(PROBLEM)
     assert judge.problem.reference(At()) is not None
 
 

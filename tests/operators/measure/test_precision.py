@@ -47,8 +47,8 @@ COARSE = {
 }
 
 
-def judged(problem: judge._Judge, out: Any, file: int, at: At, first_rms: float | None = None) -> OutputJudgement:
-    sent, slack = exchange.send("tensor", [out], file, by_handle=False), 1.0 if first_rms is None else PRECISION.slack
+def judged(problem: judge.JudgeHandler, out: Any, file: int, at: At, first_rms: float | None = None) -> OutputJudgement:
+    sent, slack = exchange.send("tensor", [out], file), 1.0 if first_rms is None else PRECISION.slack
     return problem.compare(sent, f"/proc/self/fd/{file}", at, None, None, None, slack, first_rms=first_rms)
 
 
@@ -57,7 +57,7 @@ def judged(problem: judge._Judge, out: Any, file: int, at: At, first_rms: float 
 def test_coarser_results_are_found_when_timed_and_honest_ones_are_not_accused(
     shape: str, dtype: str, file: int
 ) -> None:
-    problem, cell = judge._Judge(), judge._Judge()
+    problem, cell = judge.JudgeHandler(), judge.JudgeHandler()
     for each in (problem, cell):
         each.load(Job("grouped_gemm", "torch_loop", shape, dtype, "cpu"))
     inputs, moves = cell.problem.inputs, cell.problem.moves

@@ -11,7 +11,7 @@ import pytest
 
 from groupbench.operators.errors import UsageError
 from groupbench.operators.measure import protocol
-from groupbench.operators.measure.protocol import FLUSH_BYTES, CpuTimer, GpuTimer, Protocol, Watch
+from groupbench.operators.measure.protocol import QUEUE, CpuTimer, GpuTimer, Protocol, Watch
 
 LABELS = {
     "default": (Protocol(), "cooled"),
@@ -106,7 +106,7 @@ def test_a_burst_measures_the_host_time_of_its_calls(monkeypatch: pytest.MonkeyP
     cuda = SimpleNamespace(set_stream=nothing, _sleep=nothing, synchronize=nothing, Event=IdleEvent)
     timer = object.__new__(GpuTimer)
     timer.torch = SimpleNamespace(cuda=cuda, Tensor=SimpleNamespace(zero_=nothing))
-    timer.flush_buffer = SimpleNamespace(numel=lambda: FLUSH_BYTES, element_size=lambda: 1)  # type: ignore[assignment]
+    timer.flush_buffer = SimpleNamespace(numel=lambda: QUEUE.flush_bytes, element_size=lambda: 1)  # type: ignore[assignment]
     timer.protocol, timer.stream, timer.enqueue_ms, timer._host_s = Protocol(samples=8, warmups=1), None, 0.02, []
     clock = Clock(monkeypatch, 0)
     host_ms = iter([9.0, 0.03, 5.0, 0.02, 0.03, 0.04, 0.03, 0.02, 0.03])  # a warm-up first

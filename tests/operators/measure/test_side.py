@@ -299,7 +299,7 @@ def test_one_clear_audit_of_several_processes_is_enough(monkeypatch: pytest.Monk
 
 def test_the_facts_of_a_cell_are_asked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[Any, Any]] = []
-    monkeypatch.setattr(side, "call", lambda *question, returns: asked.append(question) or len(asked))
+    monkeypatch.setattr(side, "call", lambda *question: asked.append(question) or len(asked))
     ab = side.AbServer()
     ab._job = job = ab._as_job(CELL)
     base = CELL | {"trusted": [], "base_backend": "torch_grouped_mm"}

@@ -37,7 +37,7 @@ from groupbench.operators.measure import warden
 def serve():
     {serve}
 
-warden.MOST_PROCESSES, warden.LARGEST_LOG, warden.LOG_END = 8, 1 << 20, 1000
+warden.BOUNDS = warden.Bounds(processes=8, log=1 << 20, log_end=1000)
 warden._threads_of_machine = lambda: 9  # few threads are busy on this machine, or many
 log = os.open("log", os.O_RDWR | os.O_CREAT | os.O_APPEND)
 warden.guard(serve, [], log, 1 << 40)
@@ -86,7 +86,7 @@ def test_processor_time_of_children_is_counted_on_every_kernel(
             here_before, busy_before = time.process_time(), warden.processor_s(busy.pid)
             while warden.processor_s(busy.pid) < busy_before + 0.05:
                 time.sleep(0.01)
-            assert busy.pid in warden.listed_below(os.getpid())
+            assert busy.pid in warden.below(os.getpid())
             spent_here = time.process_time() - here_before  # first, so that time between both counts for the sum
             assert warden.processor_s(os.getpid()) - before > spent_here
         finally:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
 import subprocess
@@ -78,19 +77,6 @@ def test_a_process_leaves_no_file_whenever_it_or_its_parent_is_killed(
     os.write(left._log.fileno(), b"first\nlast\0")
     assert left.printed == "first\nlast\\x00"
     left.close()
-
-
-def test_a_process_without_a_reader_does_nothing(tmp_path: Path) -> None:
-    """After an interrupt the process that asked has ended."""
-    parent_end, child_end = multiprocessing.Pipe()
-    parent_end.close()
-    begun = tmp_path / "begun"
-    arguments = (begun.touch, (), False, b"token")
-    process = servers.JUDGES.fork(worker._call, *arguments, descriptors=(child_end.fileno(),))
-    child_end.close()
-    process.join(60)
-    assert process.exitcode == 0
-    assert not begun.exists()
 
 
 def test_an_interrupt_while_the_fork_server_imports_is_quiet(tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ def attack():
     from groupbench.tracker.facts.record import Accuracy
     perfect = Accuracy(rms=0.0, max_abs=0.0, worst_block_rms=0.0, mismatch=0.0, unwritten=0.0)
     accuracy.judge = accuracy.compare = lambda *a, **k: (perfect, None)
-    accuracy.check = judge._Judge.compare = lambda *a, **k: (perfect, None)
+    accuracy.check = judge.JudgeHandler.compare = lambda *a, **k: (perfect, None)
     witness.audit = witness.watch = witness.too_long = lambda *a, **k: None
     witness.now = lambda: 0.0
     judging.SLACK = 1e9
