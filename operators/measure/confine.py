@@ -10,6 +10,10 @@ effect: no backend runs under other conditions than its rivals, and none is accu
 another process, such as of processor time, which would end a rival. A process of root loses the capabilities that
 reach other processes, clocks and the kernel.
 
+With the right to mount (root, CAP_SYS_ADMIN), the process has mounts of its own, in which all folders of modules are
+read-only: the interpreter, installed packages and groupbench. So a plugin cannot change the code that judges it.
+Landlock refuses all mounts afterwards.
+
 No other file is restricted, nor the network: a backend has the rights of its user there.
 """
 
@@ -18,7 +22,9 @@ from __future__ import annotations
 import ctypes
 import os
 import platform
+import site
 import struct
+import sysconfig
 from pathlib import Path
 
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446  # on every architecture
@@ -28,6 +34,12 @@ _READ_ONLY = ("proc", "sys")
 _SCOPE_ABSTRACT_SOCKET, _SCOPE_SIGNAL = 1, 2
 _LEAST_LANDLOCK, _SCOPES_SINCE, _NET_SINCE = 2, 6, 4
 """Versions of Landlock: the first that can allow moves of files between folders, and those with larger structures."""
+
+_NEW_MOUNTS = 0x00020000
+_BIND, _READ_ONLY_MOUNT, _PRIVATE = 0x1000, 0x1000 | 0x20 | 0x1, 1 << 18 | 0x4000
+"""Flags of mount(2): bind; bind, remount and read-only; private, with all mounts below."""
+_INSTALLED = ("stdlib", "platstdlib", "purelib", "platlib")
+"""Folders of modules, as sysconfig names them."""
 
 _PR_SET_NO_NEW_PRIVS = 38
 _SET_MODE_FILTER, _SPEC_ALLOW = 1, 1 << 2
@@ -56,7 +68,9 @@ _FIRST_ARGUMENT = 16
 
 
 def confine(*, profiled: bool = False) -> tuple[str, ...]:
-    """Confine this process for good, and return the means in force: `landlock VERSION`, `seccomp`, `capabilities`.
+    """Confine this process for good, and return the means in force.
+
+    They are `mounts`, `landlock VERSION`, `seccomp` and `capabilities`.
 
     A profiled process keeps its capabilities, since the GPU's performance counters may be reserved for root.
 
@@ -64,8 +78,21 @@ def confine(*, profiled: bool = False) -> tuple[str, ...]:
     """
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
-    means = (*_enter_domain(libc), *_filter_scheduling(libc))
+    means = (*_keep_modules(libc), *_enter_domain(libc), *_filter_scheduling(libc))
     return means if profiled else (*means, *_drop_capabilities(libc))
+
+
+def _keep_modules(libc: ctypes.CDLL) -> tuple[str, ...]:
+    """Make the folders of installed modules read-only for this process."""
+    if libc.unshare(_NEW_MOUNTS) != 0 or libc.mount(None, b"/", None, ctypes.c_ulong(_PRIVATE), None) != 0:
+        return ()
+    installed = {*map(sysconfig.get_path, _INSTALLED), *site.getsitepackages(), site.getusersitepackages()}
+    ours = {str(Path(__file__).resolve().parents[2] / name) for name in ("kernels", "operators", "tracker")}
+    done = True
+    for folder in sorted(filter(os.path.isdir, installed | ours)):
+        for flags in (_BIND, _READ_ONLY_MOUNT):
+            done &= libc.mount(folder.encode(), folder.encode(), None, ctypes.c_ulong(flags), None) == 0
+    return ("mounts",) if done else ()
 
 
 def _enter_domain(libc: ctypes.CDLL) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
 import subprocess
@@ -180,6 +181,31 @@ def test_a_confined_process_of_root_has_no_power_over_others() -> None:
                 read.append(b"")
         os._exit(0 if not any(read) else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_a_confined_process_cannot_change_the_code_that_judges_it() -> None:
+    folders = {Path(module.__file__).resolve().parent for module in (confine, pytest, os)}
+    flags = [os.statvfs(folder).f_flag for folder in folders]
+    child = os.fork()
+    if child == 0:
+        if "mounts" not in confine.confine():
+            os._exit(5)
+        for folder in folders:
+            target = next(folder.glob("*.py"))
+            for change in (folder.joinpath("poison.py").touch, lambda path=target: path.open("a"), target.unlink):
+                try:
+                    change()
+                except OSError as error:
+                    if error.errno == errno.EROFS:
+                        continue
+                os._exit(1)
+        Path(tempfile.mkdtemp()).rmdir()
+        os._exit(0)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    if code == 5:
+        pytest.skip("NOT TESTED: read-only modules. They need root with the right to mount")
+    assert code == 0
+    assert [os.statvfs(folder).f_flag for folder in folders] == flags  # of this process's own mounts
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")

@@ -58,7 +58,7 @@ threading.Thread(target=end_with_parent, daemon=True).start()
 code = command.wait()
 os._exit(code if code >= 0 else 128 - code)
 """
-"""A program that runs a command and kills it and its process group when its own standard input is closed."""
+"""A program that runs a command, and kills the process group when the standard input is closed."""
 
 
 class WorktreeError(TrackerError):

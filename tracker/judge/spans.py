@@ -97,7 +97,7 @@ def agreed(spans: Sequence[Span]) -> list[Span]:
 
 @dataclass(frozen=True)
 class Transition:
-    """A change of a series' toolchain or machine, with its effect. Changes are relative: 0.03 is 3 % slower."""
+    """A change of a series' toolchain or machine, and the effect. Changes are relative: 0.03 is 3 % slower."""
 
     before: RunRow  # the last run before the transition
     after: RunRow  # the first run after it

@@ -30,7 +30,7 @@ _NAMES = ("operator", "backend", "shape", "dtype", "mode")
 class Coverage:
     """The series shown in full."""
 
-    total: int  # series that the run and its history hold
+    total: int  # series of the run and earlier ones
     full: frozenset[int] | None = None  # keys of the series shown in full; None is all of them
 
     @property
