@@ -90,7 +90,7 @@ def ratio_interval(
 
 
 def geometric_mean(ratios: Sequence[float]) -> GeometricMean | None:
-    """Return the geometric mean of ratios [k] and its Student's t interval, or None without a ratio.
+    """Return the geometric mean of ratios [k] and Student's t interval, or None without a ratio.
 
     Each ratio is one observation, whatever its own noise. The interval reflects how much the ratios differ.
     """

@@ -24,7 +24,7 @@ def loaded_of(files: Mapping[str, str] | None, versions: Mapping[str, str]) -> L
     """Return a fingerprint with its hashes.
 
     Args:
-        files: Hash of each file's content by its path relative to the repository; None if any is unknown.
+        files: Hash of each file's content by path relative to the repository; None if any is unknown.
         versions: Version of each distribution by its name.
     """
     kept = None if files is None else dict(sorted((cut(path), value) for path, value in files.items()))

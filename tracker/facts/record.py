@@ -241,7 +241,7 @@ class Loaded(_Struct, frozen=True):
 
     code: Name | None = None  # hash of `files`; null if any is unknown
     packages: Name | None = None  # hash of `versions`
-    files: dict[Text, Text] = {}  # hash of each file's content, by its path in the repository
+    files: dict[Text, Text] = {}  # hash of each file's content, by path in the repository
     versions: dict[Text, Text] = {}  # version of each imported distribution
 
 

@@ -108,9 +108,15 @@ RULES: tuple[Rule, ...] = (
         cause="machine", note="all cells of the machine moved: the machine, not the code",
     ),
     Rule(
+        "A/B outside",
+        lambda e: e.outside and e.ab == "same" and e.excused is None and e.alert is None,
+        Verdict.UNRESOLVED, "an A/B found no difference, but both commits are off the level",
+        cause="environment", note="the A/B measured both commits off the level",
+    ),
+    Rule(
         "outside", lambda e: e.outside and e.excused is None and e.alert is None, Verdict.UNRESOLVED,
-        "off the level, though the code did not change, by an A/B or by its files; until the third night",
-        cause="environment", note="changed with no code change",
+        "off the level, though the same code was on it; until the third night",
+        cause="infrastructure", note="changed with no code change",
     ),
     Rule(
         "used to it",

@@ -113,7 +113,7 @@ class Stacked:
         marks: Mapping[int, Sequence[Mark]] | None = None,
         calm: NDArray[np.bool_] | None = None,  # [s, n]
     ) -> Followed:
-        """Return one series, with its marks."""
+        """Return one series, with marks."""
         errors, calm = (None if each is None else each[at] for each in (self.errors, calm))
         least, prior, floor = (float(each[at]) for each in (self.least, self.prior, self.floor))
         return Followed(self.y[at], least, prior, floor, errors, marks or {}, calm)

@@ -242,7 +242,7 @@ def test_a_slow_night_of_the_same_files_is_not_blamed_on_its_commit(level: float
     if level > 1:
         assert row.verdict == "regressed"
     else:
-        assert (row.rule, row.cause, row.verdict.exit) == ("outside", "environment", 3)
+        assert (row.rule, row.cause, row.verdict.exit) == ("outside", "infrastructure", 3)
         assert row.ab_base is not None and row.ab_base.commit != row.span.base.commit
 
 
