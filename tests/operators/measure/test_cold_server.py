@@ -28,7 +28,9 @@ def imported():
     from groupbench.operators.measure.accuracy import poisoned
     with poisoned():
         assert torch.empty(3).isnan().all()
-    return [name for name in ("torch._dynamo", "wanted", "later", "broken") if name in sys.modules], os.getppid()
+    with open(f"/proc/{os.getppid()}/stat") as file:  # of the warden, whose parent is the server
+        server = file.read().rsplit(")", 1)[1].split()[1]
+    return [name for name in ("torch._dynamo", "wanted", "later", "broken") if name in sys.modules], server
 
 def replaced(*modules):
     import torch

@@ -338,7 +338,7 @@ def test_a_lone_difference_is_repeated_whatever_pair_or_code_the_others_have(
     bench.plan("different", 0.18)
     bench.then = lambda: bench.plan("same", 0.0)
     last = cli("confirm").stdout.splitlines()[-1]
-    assert last == "CONFIRM 1 different, 2 same, 1 not compared because the same files ran at both commits"
+    assert last == "CONFIRM 1 different, 2 same"  # the same files ran in all nights of the third series
     first, second, third = (compared[:3] for compared in bench.compared)
     assert first == third and {first[0], second[0]} == {commit(4), commit(5)}
 
