@@ -61,7 +61,7 @@ SIGNALS = ("Bus error", "Illegal instruction", "Floating-point exception", "Abor
 """The fault handler's texts for signals that the exit code already names."""
 
 DOING = {
-    "call": "a question to it",
+    "call": "a call",
     "adopt": "its imports",
     "load": "making its inputs",
     "prepare": "prepare or the first calls",

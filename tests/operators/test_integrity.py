@@ -58,6 +58,14 @@ def test_the_suite_is_as_large_as_it_says_and_expects_what_there_is() -> None:
     assert {catcher for cheat in CHEATS for catcher in cheat.expected} <= {*CATCHERS}
 
 
+def _gains_nothing(cheat: Cheat, record: Record, honest: Record) -> bool:
+    """Return whether a busy machine let a forged time pass that is still longer than an honest one."""
+    if cheat.kind not in ("clock", "channel") or record.status != "ok":
+        return False
+    assert record.latency is not None and honest.latency is not None
+    return min(map(min, record.latency.bursts_ms)) > min(map(min, honest.latency.bursts_ms))
+
+
 def _check(names: Iterable[str], device: str = "cpu") -> None:
     by_name = {cheat.name: cheat for cheat in CHEATS}
     names = tuple(names)
@@ -67,7 +75,9 @@ def _check(names: Iterable[str], device: str = "cpu") -> None:
     missed = {
         name: (records[name].status, records[name].message)
         for name in names
-        if caught_by(records[name]) not in by_name[name].expected and not is_not_checked(records[name])
+        if caught_by(records[name]) not in by_name[name].expected
+        and not is_not_checked(records[name])
+        and not _gains_nothing(by_name[name], records[name], records[HONEST[device][0]])
     }
     assert not missed
 
