@@ -24,6 +24,7 @@ import os
 import platform
 import site
 import struct
+import sys
 import sysconfig
 from pathlib import Path
 
@@ -70,7 +71,7 @@ _FIRST_ARGUMENT = 16
 def confine(*, profiled: bool = False) -> tuple[str, ...]:
     """Confine this process for good, and return the means in force.
 
-    They are `mounts`, `landlock VERSION`, `seccomp` and `capabilities`.
+    They are `landlock VERSION`, `seccomp`, `mounts` and `capabilities`.
 
     A profiled process keeps its capabilities, since the GPU's performance counters may be reserved for root.
 
@@ -78,18 +79,24 @@ def confine(*, profiled: bool = False) -> tuple[str, ...]:
     """
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
-    means = (*_keep_modules(libc), *_enter_domain(libc), *_filter_scheduling(libc))
+    mounts = _keep_modules(libc)
+    means = (*_enter_domain(libc), *_filter_scheduling(libc), *mounts)
     return means if profiled else (*means, *_drop_capabilities(libc))
 
 
 def _keep_modules(libc: ctypes.CDLL) -> tuple[str, ...]:
-    """Make the folders of installed modules read-only for this process."""
+    """Make the folders of installed modules read-only for this process.
+
+    The interpreter's whole folder is, unless a backend may write there: in a virtual environment around the project.
+    """
     if libc.unshare(_NEW_MOUNTS) != 0 or libc.mount(None, b"/", None, ctypes.c_ulong(_PRIVATE), None) != 0:
         return ()
     installed = {*map(sysconfig.get_path, _INSTALLED), *site.getsitepackages(), site.getusersitepackages()}
     ours = {str(Path(__file__).resolve().parents[2] / name) for name in ("kernels", "operators", "tracker")}
+    written = (Path.cwd(), Path("~").expanduser(), os.environ.get("TMPDIR", "/tmp"))  # noqa: S108 - not written here
+    whole = {top for top in (sys.prefix, sys.base_prefix) if not any(Path(at).is_relative_to(top) for at in written)}
     done = True
-    for folder in sorted(filter(os.path.isdir, installed | ours)):
+    for folder in sorted(filter(os.path.isdir, installed | ours | whole)):
         for flags in (_BIND, _READ_ONLY_MOUNT):
             done &= libc.mount(folder.encode(), folder.encode(), None, ctypes.c_ulong(flags), None) == 0
     return ("mounts",) if done else ()

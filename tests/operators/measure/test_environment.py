@@ -43,8 +43,8 @@ def test_detect_on_a_cpu() -> None:
 
 def test_the_environment_names_what_confines_a_cell() -> None:
     detected, _ = environment.examine("cpu")
-    in_a_cell = worker.call(confine.confine, timeout_s=60)
-    assert (detected.confinement or "") == ", ".join(in_a_cell)
+    in_a_cell = worker.call(confine.confine, timeout_s=60)  # a second time, when it can mount nothing any more
+    assert [means for means in (detected.confinement or "").split(", ") if means != "mounts"] == [*in_a_cell]
     assert detected.confinement or platform.system() != "Linux"
     assert environment_identity(detected) == environment_identity(msgspec.structs.replace(detected, confinement=None))
 
