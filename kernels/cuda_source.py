@@ -24,7 +24,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from groupbench.kernels.device import cuda_driver, make_context_current
+from groupbench.kernels.device import cuda_driver, has_context, make_context_current
 from groupbench.kernels.direct import Direct, Parameters
 from groupbench.kernels.launch import require_current
 
@@ -98,6 +98,8 @@ def tensor_map(
     multiples of 16 bytes.
     """
     count = len(sizes)
+    if tensor.is_cuda and not has_context():
+        make_context_current(torch.cuda.current_device())
     made = _aligned_map()
     made.tensor = tensor
     _check(

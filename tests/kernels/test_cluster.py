@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
@@ -64,6 +65,24 @@ def test_launches_that_may_overlap_share_no_counters(monkeypatch):
     of_threads = [counters(cluster_tiles.STREAM_PER_THREAD) for _ in range(2)]
     others = [counters(8), counters(7, capturing=True), counters(7, capturing=True), *of_threads]
     assert len({id(some) for some in (first, *others)}) == 6
+
+
+@NO_HOPPER
+def test_another_thread_binds_a_loaded_kernel():
+    b = torch.randn(2, 128, 256, device=DEVICE, dtype=torch.bfloat16)
+    offs = torch.tensor([3, 200], device=DEVICE, dtype=torch.int32)
+
+    def product(rows: int) -> Tensor:
+        a = torch.ones(rows, 128, device=DEVICE, dtype=torch.bfloat16)
+        return cluster.prepare_cluster(a, b, offs, SHORT, trusted=True)()
+
+    def describe() -> None:  # a thread that has not used CUDA
+        cluster_tiles.ragged_map(b, 256, 256, [64, 16])
+
+    first = product(256)
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(describe).result()
+        assert torch.equal(pool.submit(product, 300).result()[:200], first[:200])
 
 
 def test_a_map_keeps_the_memory_that_it_describes(monkeypatch):
