@@ -46,13 +46,15 @@ from groupbench.kernels.hopper_source import instructions, products_of_values
 MOST_GROUPS = 1024
 OTHER_BYTES = 1536  # of shared memory: barriers, tables, alignment
 MOST_WORKERS = 8  # on an SM
+MOST_THREADS = 1024  # of a program, in CUDA
 MOST_BY_MMA = 32  # rows of bf16 activations whose products are mma's
 MOST_FEW = 64  # rows of activations that are loaded by eights
 MOST_SUMS = {2: 128, 3: 96}  # of a thread, for workers that have an SM to themselves and claim registers
 K_BYTES = 128  # of a block's activations
 FEW_ROWS = (  # blocks, depth, stages, per_sm, workers
-    (1, 4, 4, 2, 2), (1, 4, 3, 2, 2), (1, 4, 2, 3, 2), (1, 3, 4, 2, 2), (2, 4, 2, 2, 2), (1, 2, 5, 2, 2),
-    (1, 4, 2, 2, 3), (1, 4, 4, 1, 4), (1, 8, 2, 1, 4), (2, 4, 2, 1, 4), (1, 2, 5, 1, 4), (1, 4, 3, 1, 6),
+    (1, 4, 4, 2, 2), (1, 4, 3, 2, 2), (1, 4, 2, 3, 2), (1, 4, 2, 2, 2), (1, 3, 4, 2, 2), (2, 4, 2, 2, 2),
+    (1, 2, 5, 2, 2), (1, 5, 3, 2, 2), (1, 5, 2, 3, 2), (1, 5, 2, 2, 2), (1, 4, 2, 2, 3), (1, 5, 2, 2, 3),
+    (1, 4, 4, 1, 4), (1, 8, 2, 1, 4), (2, 4, 2, 1, 4), (1, 2, 5, 1, 4), (1, 4, 3, 1, 6),
 )  # fmt: skip
 
 
@@ -92,6 +94,7 @@ def groups_that_fit(G: int) -> int:
 def candidates(mean_rows: float) -> list[HopperConfig]:
     """Return the configs tuning tries, by mean rows per expert."""
     medium = [HopperConfig(rows, blocks, 1, 6) for rows in (64, 96, 128) for blocks in (1, 2)]
+    medium += [HopperConfig(rows, 1, 2, 4, workers=4) for rows in (48, 64)]
     if mean_rows <= 24:
         return [*[HopperConfig(rows, *fields, group_m=1) for rows in (16, 32) for fields in FEW_ROWS], medium[3]]
     if mean_rows <= 96:
@@ -118,8 +121,8 @@ def illegal(config: HopperConfig, w: Blocks, scaled_by_block: bool, device: Devi
         return f"{sums} sums of a thread do not fit in its registers"
     if min(config.blocks, config.depth, config.stages - 1, config.group_m) < 1 or config.per_sm not in (1, 2, 3, 4):
         return "blocks, depth and group_m must be at least 1, stages at least 2, per_sm 1 to 4"
-    if not 1 <= config.workers * config.per_sm <= MOST_WORKERS:
-        return f"workers must be at least 1, and on an SM at most {MOST_WORKERS}"
+    if not 1 <= config.workers * config.per_sm <= MOST_WORKERS or config.threads > MOST_THREADS:
+        return f"workers must be at least 1, on an SM at most {MOST_WORKERS}, and threads at most {MOST_THREADS}"
     shared = config.dynamic_bytes(w) + 8 * groups_that_fit(w.G) + OTHER_BYTES
     if shared > device.room(config.per_sm):
         return f"{config.stages} stages take {shared} bytes of {device.room(config.per_sm)}"
@@ -130,12 +133,12 @@ def default_config(M: int, w: Blocks, scaled_by_block: bool, device: Device) -> 
     """Return an untuned problem's config, by the mean rows per expert."""
     mean = M / w.G
     promotes = w.fp8 and (scaled_by_block or not w.fmt.floating)
-    if mean <= 4 and not w.fp8:
-        config = HopperConfig(16, 1, 4, 2, per_sm=3, group_m=1)
-    elif w.fp8 and mean < 16:
+    if w.fp8 and fits(mean, 16):
         config = HopperConfig(16, 1, 2, 5, workers=4, group_m=1)
-    elif not w.fp8 and fits(mean, 32):
-        config = HopperConfig(32, 1, 4, 5, workers=4, group_m=1)
+    elif fits(mean, 32):
+        config = HopperConfig(32, 1, 4, 2 if w.fp8 else 3, per_sm=2, group_m=1)
+    elif w.fp8 and fits(mean, 64):
+        config = HopperConfig(64, 1, 2, 4, workers=4)
     elif fits(mean, 96):  # a second tile of an expert would unpack its weights again
         config = HopperConfig(96, 1 if promotes else 2)
     elif w.fp8 and not promotes and not fits(mean, 128):

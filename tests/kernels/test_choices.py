@@ -45,7 +45,7 @@ def test_no_usual_expert_takes_a_second_tile(mean_rows: int, of_flat: str, of_ga
     assert fp8.choose_config(fp8.ROWWISE_FAST, M, G, 4096, 7168, HOPPER) == fp8.CONFIGS[fp8.ROWWISE_FAST][of_fp8]
 
 
-@pytest.mark.parametrize(("mean_rows", "name"), [(4, "decode"), (8, "large"), (32, "large")])
+@pytest.mark.parametrize(("mean_rows", "name"), [(3, "decode"), (4, "large"), (32, "large")])
 def test_block_scales_take_the_specialised_kernel_early(mean_rows: int, name: str) -> None:
     chosen = fp8.choose_config(fp8.BLOCKWISE, 64 * mean_rows, 64, 4096, 7168, HOPPER)
     assert chosen == fp8.CONFIGS[fp8.BLOCKWISE][name]

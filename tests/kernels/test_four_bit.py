@@ -271,6 +271,7 @@ def test_packed_bytes_are_counted():
         (HopperConfig(256, 2), "do not fit in its registers"),
         (HopperConfig(192, per_sm=2), "do not fit in its registers"),
         (HopperConfig(16, per_sm=3, workers=3), "on an SM at most 8"),
+        (HopperConfig(16, workers=8), "threads at most 1024"),
         (HopperConfig(16, stages=1), "stages at least 2"),
         (HopperConfig(256, stages=8), "bytes of"),
     ],
@@ -281,7 +282,7 @@ def test_illegal_configs_have_a_reason(config, text):
     assert "sm_80" in str(hopper.illegal(config, b, False, KNOWN["sm_80"]))
 
 
-@pytest.mark.parametrize("mean_rows", [2, 48, 512])
+@pytest.mark.parametrize("mean_rows", [2, 20, 40, 48, 512])
 def test_every_default_and_some_candidates_are_legal(mean_rows):
     for text, of_fp8 in (("mxfp4", False), ("mxfp4", True), ("int4(32)", True), ("int4(128,zp)", False)):
         for K in (2880, 7168):
