@@ -54,8 +54,8 @@ class FourBitConfig:
 
 
 CONFIGS = {
-    "decode": FourBitConfig(16, 64, num_warps=4, num_stages=4, group_m=1, per_sm=4),
-    "few": FourBitConfig(32, 128, num_warps=4, num_stages=4, group_m=1, per_sm=2),
+    "decode": FourBitConfig(16, 64, num_warps=4, num_stages=4, per_sm=4),
+    "few": FourBitConfig(32, 128, num_warps=4, num_stages=4, per_sm=2),
     "many": FourBitConfig(128, 128, num_warps=8, num_stages=3),
     "cpu": FourBitConfig(16, 64, num_warps=4, num_stages=1, group_m=2),
 }
@@ -66,7 +66,7 @@ def candidates(mean_rows: float) -> list[FourBitConfig]:
     if mean_rows <= 32:
         rows = 16 if mean_rows <= 16 else 32
         return [
-            FourBitConfig(rows, columns, 4, stages, 1, per_sm)
+            FourBitConfig(rows, columns, 4, stages, per_sm=per_sm)
             for columns, per_sm in ((64, 4), (64, 3), (128, 2))
             for stages in (3, 4, 6)
         ]

@@ -70,8 +70,8 @@ from groupbench.kernels.variants import Gluon, Variant, first_that_runs, special
 # TritonBench and of MoE layers.
 CONFIGS = {
     # Memory-bound: bytes in flight decide. 16 rows waste the least of a tile when an expert has few rows.
-    "decode": FlatConfig(16, 128, 128, num_warps=4, num_stages=4, group_m=1, swap=True),
-    "decode_32": FlatConfig(32, 128, 128, num_warps=4, num_stages=4, group_m=1, swap=True),
+    "decode": FlatConfig(16, 128, 128, num_warps=4, num_stages=4, swap=True),
+    "decode_32": FlatConfig(32, 128, 128, num_warps=4, num_stages=4, swap=True),
     "small": FlatConfig(64, 128, 64, num_warps=4, num_stages=5),
     "pair": FlatConfig(128, 128, 64, num_warps=4, num_stages=3, split_store=True, per_sm=2),
     # 128 x 256 keeps 128 accumulators per thread of 8 warps; the split store makes room for its fourth stage.
@@ -94,10 +94,10 @@ CONFIGS = {
 
 def candidates(mean_rows: float) -> list[FlatConfig]:
     """Return the tuning candidates for 16-bit dtypes, by an expert's mean rows."""
-    swapped = [FlatConfig(32, 128, block_k, 4, stages, group_m=1, swap=True) for block_k, stages in ((128, 4), (64, 5))]
+    swapped = [FlatConfig(32, 128, block_k, 4, stages, swap=True) for block_k, stages in ((128, 4), (64, 5))]
     if fits(mean_rows, 16):
         tiles = [(16, 128, 128, 4, 4), (16, 64, 128, 4, 5), (16, 128, 64, 4, 5), (16, 256, 64, 8, 4)]
-        return [FlatConfig(*tile, group_m=1, swap=True) for tile in tiles] + swapped
+        return [FlatConfig(*tile, swap=True) for tile in tiles] + swapped
     if mean_rows <= 96:
         straight = [(64, 128, 64, 4, 5), (64, 256, 64, 8, 4), (64, 128, 128, 4, 3), (64, 256, 64, 4, 4)]
         return [*swapped, *[FlatConfig(*tile) for tile in straight], CONFIGS["pair"]]

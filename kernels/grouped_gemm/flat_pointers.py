@@ -30,7 +30,7 @@ def choose_config(mean_rows: float, dtype: torch.dtype, device: Device) -> Point
     if device.vendor == "cpu" or dtype == torch.float32:
         return default_config(device, dtype)
     if mean_rows <= 32:
-        config = PointerConfig(16 if mean_rows <= 16 else 32, 128, 64, group_m=1, num_warps=4, num_stages=3)
+        config = PointerConfig(16 if mean_rows <= 16 else 32, 128, 64, group_m=8, num_warps=4, num_stages=3)
     elif mean_rows <= 96:
         config = PointerConfig(64, 64, 32, group_m=8, num_warps=4, num_stages=3)
     else:

@@ -68,7 +68,7 @@ OUT_DTYPES = (torch.bfloat16, torch.float16)
 ROWWISE, ROWWISE_FAST, BLOCKWISE = MODES = ("rowwise", "rowwise_fast", "blockwise")
 
 
-SPECIALIZED_ROWS = 8
+SPECIALIZED_ROWS = 4
 """Mean rows from which the specialised kernel is the fastest with block-wise scales (H200, 2026-11-30): applying them
 takes longer than reading the operands."""
 
@@ -76,8 +76,7 @@ takes longer than reading the operands."""
 # configs of this file (Triton 3.7.1, sm_90): only the specialised kernel spills (docs/explanation/kernels). "plain" is
 # for operands that the specialised kernel cannot take.
 FEW_ROWS = {
-    "decode": Fp8Config(16, 128, 128, num_warps=4, num_stages=6, group_m=1, swap=True),
-    "decode_32": Fp8Config(32, 128, 128, num_warps=4, num_stages=6, group_m=1, swap=True),
+    "decode": Fp8Config(32, 128, 128, num_warps=4, num_stages=6, swap=True),
     "small": Fp8Config(64, 128, 128, num_warps=4, num_stages=5),
 }
 CONFIGS: dict[str, dict[str, Fp8Config]] = {
@@ -92,7 +91,7 @@ CONFIGS: dict[str, dict[str, Fp8Config]] = {
         "plain": Fp8Config(128, 256, 128, num_warps=8, num_stages=4, split_store=True),
     },
     BLOCKWISE: {
-        **FEW_ROWS,
+        "decode": Fp8Config(16, 128, 128, num_warps=4, num_stages=6, swap=True),
         "large": SPECIALIZED,
         "plain": Fp8Config(128, 128, 128, num_warps=8, num_stages=5, flatten=False),
     },
@@ -112,9 +111,9 @@ def candidates(mode: str, mean_rows: float) -> list[Fp8Config]:
         if mode == ROWWISE_FAST:
             tiles.append((rows, 128, 256, 4, 4))
         specialized = [SPECIALIZED] if mean_rows >= SPECIALIZED_ROWS else []
-        return [*[Fp8Config(*tile, group_m=1, swap=True) for tile in tiles], small[1], *specialized]
+        return [*[Fp8Config(*tile, swap=True) for tile in tiles], small[1], *specialized]
     if mean_rows <= 96:
-        return [*small, Fp8Config(32, 128, 128, 4, 6, group_m=1, swap=True), SPECIALIZED]
+        return [*small, Fp8Config(32, 128, 128, 4, 6, swap=True), SPECIALIZED]
     if mode == ROWWISE_FAST:
         wide = [Fp8Config(128, 256, 128, 8, 4, group_m, split_store=True) for group_m in (8, 16)]
         large = [*wide, replace(wide[0], flatten=False), Fp8Config(128, 256, 128, 8, 3)]
@@ -170,7 +169,7 @@ def _size_class(mode: str, mean_rows: float) -> str:
     """Return the name of an untuned problem's config."""
     if mode == BLOCKWISE:
         return "decode" if mean_rows < SPECIALIZED_ROWS else "large"
-    return size_class(mean_rows, ((16, "decode"), (32, "decode_32"), (64, "small")), "large")
+    return size_class(mean_rows, ((32, "decode"), (64, "small")), "large")
 
 
 def choose_config(mode: str, M: int, G: int, N: int, K: int, device: Device) -> Fp8Config:

@@ -107,8 +107,8 @@ class WorklistConfig:
 # For shapes without a tuned config; configs/worklist_h100.json has the measurements.
 CONFIGS = {
     # Memory-bound: bytes in flight decide. 16 rows waste the least of a tile when a group has few rows.
-    "decode": WorklistConfig(16, 128, 128, num_warps=4, num_stages=4, group_m=1, swap=True),
-    "decode_32": WorklistConfig(32, 128, 128, num_warps=4, num_stages=4, group_m=1, swap=True),
+    "decode": WorklistConfig(16, 128, 128, num_warps=4, num_stages=4, swap=True),
+    "decode_32": WorklistConfig(32, 128, 128, num_warps=4, num_stages=4, swap=True),
     "small": WorklistConfig(64, 128, 64, num_warps=4, num_stages=5),
     "medium": WorklistConfig(128, 128, 64, num_warps=4, num_stages=4),
     # 128 x 256 keeps 128 accumulators per thread of 8 warps. Four stages fit only because the stored tile reuses their
@@ -126,11 +126,11 @@ def candidates(mean_rows: float, K: int) -> list[WorklistConfig]:
     """Return the tuning candidates for 16-bit dtypes, by a group's mean rows."""
     if mean_rows <= 16:
         tiles = [(16, 128, 128, 4, 4), (16, 64, 128, 4, 5), (16, 128, 64, 4, 5), (16, 256, 64, 8, 4)]
-        configs = [WorklistConfig(*tile, group_m=1, swap=True) for tile in tiles]
+        configs = [WorklistConfig(*tile, swap=True) for tile in tiles]
     elif mean_rows <= 96:
         swapped = [(32, 128, 128, 4, 4), (32, 128, 64, 4, 5)]
         straight = [(64, 128, 64, 4, 5), (64, 256, 64, 8, 4), (64, 256, 64, 4, 4)]
-        configs = [WorklistConfig(*tile, group_m=1, swap=True) for tile in swapped]
+        configs = [WorklistConfig(*tile, swap=True) for tile in swapped]
         configs += [WorklistConfig(*tile) for tile in straight]
     else:
         configs = [replace(CONFIGS["large"], group_m=group_m) for group_m in (4, 8, 16)]

@@ -68,7 +68,7 @@ class GateUpConfig:
 
 
 CONFIGS = {
-    "decode": GateUpConfig(16, 64, 128, num_warps=4, num_stages=4, group_m=1, swap=True),
+    "decode": GateUpConfig(16, 64, 128, num_warps=4, num_stages=4, swap=True),
     "small": GateUpConfig(64, 64, 64, num_warps=4, num_stages=5),
     # 250 registers per thread, including two products of 64 values and their activation; none spills.
     "large": GateUpConfig(128, 128, 64, num_warps=8, num_stages=4),
@@ -83,10 +83,10 @@ def candidates(mean_rows: float) -> list[GateUpConfig]:
     narrow = [GateUpConfig(64, 64, 64, 4, 5), GateUpConfig(64, 128, 64, 8, 4), GateUpConfig(64, 128, 64, 4, 4)]
     if fits(mean_rows, 16):
         tiles = [(16, 64, 128, 4, 4), (16, 64, 128, 4, 5), (16, 64, 64, 4, 6), (16, 128, 64, 8, 4)]
-        return [GateUpConfig(*tile, group_m=1, swap=True) for tile in tiles] + narrow
+        return [GateUpConfig(*tile, swap=True) for tile in tiles] + narrow
     pair = GateUpConfig(128, 64, 64, 4, 3, per_sm=2)
     if mean_rows <= 96:
-        few = [CONFIGS["decode"], GateUpConfig(32, 64, 128, 4, 4, group_m=1, swap=True)]
+        few = [CONFIGS["decode"], GateUpConfig(32, 64, 128, 4, 4, swap=True)]
         return [*few, *narrow, GateUpConfig(64, 64, 128, 4, 3), pair]
     large = CONFIGS["large"]
     fewer = replace(large, num_stages=3)

@@ -117,7 +117,12 @@ def test_offsets_are_read_on_the_device_at_every_call(kernel: Kernel, poisoned, 
         assert not out[~written].any()
 
 
-SWAPPED = {f"fp8_{m}_{name}": of_fp8(m, config=fp8.CONFIGS[m][name]) for m in fp8.MODES for name in ("decode", "small")}
+SWAPPED = {
+    f"fp8_{m}_{name}": of_fp8(m, config=fp8.CONFIGS[m][name])
+    for m in fp8.MODES
+    for name in ("decode", "small")
+    if name in fp8.CONFIGS[m]
+}
 
 
 @pytest.mark.pairwise
