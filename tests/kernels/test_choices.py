@@ -93,8 +93,8 @@ def test_gradients_of_mostly_empty_groups_are_written_by_the_flat_kernel(
 
 @pytest.mark.parametrize(
     ("fp8_values", "mean_rows", "rows"),
-    [(False, 24, 32), (False, 32, 96), (False, 82, 96), (False, 96, 128), (True, 11, 16), (True, 24, 32), (True, 32, 64),
-     (True, 64, 96), (True, 96, 128), (True, 200, 256)],
+    [(False, 24, 32), (False, 32, 96), (False, 82, 96), (False, 96, 128), (True, 11, 16), (True, 24, 32),
+     (True, 32, 64), (True, 64, 96), (True, 96, 128), (True, 200, 256)],
 )  # fmt: skip
 def test_four_bit_weights_are_unpacked_once(fp8_values: bool, mean_rows: int, rows: int) -> None:
     w: Any = SimpleNamespace(
