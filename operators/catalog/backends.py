@@ -7,15 +7,12 @@ import inspect
 import math
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from groupbench.operators.deferred import Tensor, torch
 from groupbench.operators.dtypes import BYTES, torch_dtype
 from groupbench.operators.operator import Backend, Run, Target
 from groupbench.operators.relayout import laid_out
-
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
 
 
 def lazy(
@@ -55,16 +52,12 @@ def described(prepare: Callable[[Any], Run], of: Callable[..., Backend] = Backen
 
 def drawing(dtype: str, device: str, seed: int) -> Callable[..., Tensor]:
     """Return a function from sizes to a tensor of standard normal values."""
-    import torch
-
     generator = torch.Generator(device).manual_seed(seed)
     return partial(torch.randn, generator=generator, device=device, dtype=torch_dtype(dtype))
 
 
 def ends(rows: tuple[int, ...], device: torch.device | str) -> Tensor:  # [G] int32
     """Return where each group's rows end, on the device."""
-    import torch
-
     return torch.tensor(rows, dtype=torch.int64).cumsum(0).to(torch.int32).to(device)
 
 

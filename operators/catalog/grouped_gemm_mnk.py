@@ -20,6 +20,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from groupbench.operators.catalog.backends import aligned, drawing, helion, lazy, no_cluster, triton
+from groupbench.operators.deferred import Tensor, torch
 from groupbench.operators.dtypes import BYTES, dtype_name
 from groupbench.operators.errors import Unavailable
 from groupbench.operators.operator import Backend, Backward, Example, Operator, Run
@@ -28,8 +29,6 @@ from groupbench.operators.suites import Suites
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from torch import Tensor
 
 Outputs = Callable[[], "tuple[Tensor, ...]"]
 MAX_GROUPS, MAX_SIZE, MAX_TEXT = 1_000_000, 2**31 - 1, 20_000
@@ -169,8 +168,6 @@ def prepare_torch_loop(x: MnkInputs) -> Outputs:
 
 def prepare_torch_bmm(x: MnkInputs) -> Outputs:
     """Stack groups of equal sizes in each call, and multiply them by one torch.bmm."""
-    import torch
-
     alike: dict[tuple[int, int, int], list[int]] = {}
     for g, (a, b) in enumerate(zip(x.a, x.b, strict=True)):
         alike.setdefault((*a.shape, b.size(1)), []).append(g)
@@ -188,8 +185,6 @@ def prepare_torch_bmm(x: MnkInputs) -> Outputs:
 
 
 def prepare_torch_foreach(x: MnkInputs) -> Outputs:
-    import torch
-
     multiply = getattr(torch, "_foreach_mm", None)
     if multiply is None:
         raise Unavailable(f"torch {torch.__version__} has no _foreach_mm")

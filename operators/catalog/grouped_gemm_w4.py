@@ -18,14 +18,12 @@ from groupbench.operators.catalog import w4_shapes
 from groupbench.operators.catalog.backends import no_interpreted_bf16, not_hopper
 from groupbench.operators.catalog.grouped_gemm import flops, group_bounds, reroute
 from groupbench.operators.catalog.w4_shapes import W4Shape
+from groupbench.operators.deferred import Tensor, torch
 from groupbench.operators.dtypes import torch_dtype
 from groupbench.operators.errors import Unavailable
 from groupbench.operators.operator import Backend, Operator, Run, Target
 
 if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
-
     from groupbench.kernels.four_bit.formats import Weights
 
 BLOCK = 128  # of K, with one scale of fp8 activations
@@ -55,8 +53,6 @@ class W4Inputs:
 
 def make_inputs(shape: W4Shape, dtype: str, device: str, seed: int) -> W4Inputs:
     """Draw standard normal activations and weights; pack the weights, expert by expert."""
-    import torch
-
     from groupbench.kernels.four_bit.formats import quantize_reference
     from groupbench.kernels.grouped_gemm import quantize as fp8
 
@@ -108,8 +104,6 @@ def min_bytes(shape: W4Shape, dtype: str) -> int:
 
 def prepare_torch_loop(x: W4Inputs) -> Run:
     """Dequantise the weights of each expert that has rows, in each call, and multiply with torch.matmul."""
-    import torch
-
     from groupbench.kernels.four_bit.formats import dequantize
 
     dtype = x.a.dtype if x.scale_a is None else torch.bfloat16
@@ -140,8 +134,6 @@ def _activations(x: W4Inputs, dtype: torch.dtype) -> Tensor:
 
 def prepare_dequantized(x: W4Inputs) -> Run:
     """Dequantise all weights in `prepare`; the call is groupbench's product in 16 bits."""
-    import torch
-
     from groupbench.kernels import ops
     from groupbench.kernels.four_bit.formats import dequantize
 
@@ -155,8 +147,6 @@ def prepare_dequantized(x: W4Inputs) -> Run:
 
 def prepare_torch_int4(x: W4Inputs) -> Run:
     """Call torch's product with int4 weights for each group that has rows; weights are repacked in its layout."""
-    import torch
-
     w, (G, N, _) = x.weights, x.codes.shape
     if w.fmt.floating or w.fmt.group not in (32, 64, 128, 256) or N % 8 or x.K % 128:
         raise Unavailable("it takes int4 with groups of 32 to 256, N a multiple of 8 and K of 128")

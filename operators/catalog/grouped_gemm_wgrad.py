@@ -7,18 +7,15 @@ cost. The output has a matrix for each group, those without rows included.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from groupbench.operators.catalog import placements, shapes
 from groupbench.operators.catalog.backends import aligned, described, helion, lazy, no_cluster, triton
 from groupbench.operators.catalog.grouped_gemm import flops, group_bounds, make_backward_inputs, reroute
 from groupbench.operators.catalog.shapes import GroupedShape
+from groupbench.operators.deferred import F, Tensor, torch
 from groupbench.operators.dtypes import BYTES
 from groupbench.operators.errors import Unavailable
 from groupbench.operators.operator import Operator, Run
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -56,8 +53,6 @@ def min_bytes(shape: GroupedShape, dtype: str) -> int:
 
 def prepare_torch_loop(x: WgradInputs) -> Run:
     """One torch.matmul for each group that has rows, sizes known on the host, into one output."""
-    import torch
-
     left, right = _by_layout(x, x.a, x.dc)
     problems = [(g, left[start:end].t(), right[start:end]) for g, start, end in group_bounds(x.rows)]
     P, Q = left.shape[1], right.shape[1]
@@ -76,8 +71,6 @@ def prepare_torch_loop(x: WgradInputs) -> Run:
 
 def prepare_torch_grouped_mm(x: WgradInputs) -> Run:
     """torch.nn.functional.grouped_mm of two matrices: ragged along the sum, offsets on the device."""
-    import torch.nn.functional as F
-
     left, right = _by_layout(x, aligned(x.a), aligned(x.dc))
     if x.nk:
         return lambda: F.grouped_mm(left.t(), right, offs=x.offs).transpose(1, 2)

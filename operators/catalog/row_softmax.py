@@ -8,18 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from groupbench.operators.catalog.backends import drawing, lazy, not_hopper
 from groupbench.operators.catalog.inductor import compiled, no_gpu_to_compile_for
+from groupbench.operators.deferred import Tensor, torch
 from groupbench.operators.dtypes import BYTES
 from groupbench.operators.errors import Unavailable
 from groupbench.operators.operator import Backend, Backward, Operator, Run
 from groupbench.operators.sizes import fields_of, shape_parser, size
 from groupbench.operators.tolerances import TOLERANCES, Tolerance
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 MAX_SIZE = 2**31 - 1
 HELP = "M=ROWS,N=COLUMNS, or M,N"
@@ -91,14 +88,10 @@ def reference_backward(step: RowStep) -> dict[str, Tensor]:
 
 
 def prepare_torch(x: RowInputs) -> Run:
-    import torch
-
     return lambda: torch.softmax(x.x, 1)
 
 
 def prepare_torch_bwd(step: RowStep) -> Run:
-    import torch
-
     x = step.x.detach().requires_grad_()
     y = torch.softmax(x, 1)
     return lambda: torch.autograd.grad(y, x, step.dy, retain_graph=True)
@@ -109,8 +102,6 @@ def prepare_torch_compile(x: RowInputs) -> Run:
 
 
 def prepare_torch_compile_bwd(step: RowStep) -> Run:
-    import torch
-
     gradient = compiled(_softmax_backward, torch.softmax(step.x, 1), step.dy)
     return lambda: (gradient(),)
 
@@ -130,8 +121,6 @@ def _backward_by(kernel: str) -> Callable[[RowStep], Run]:
     """Return the `prepare_bwd` of a kernel that takes the output and its gradient."""
 
     def prepare(step: RowStep) -> Run:
-        import torch
-
         saved = RowStep(torch.softmax(step.x, 1), step.dy)
         gradient = lazy(kernel, "x dy")(saved)
         return lambda: (gradient(),)
@@ -148,8 +137,6 @@ def prepare_cuda_cluster(x: RowInputs) -> Run:
 
 
 def prepare_cuda_cluster_bwd(step: RowStep) -> Run:
-    import torch
-
     from groupbench.kernels.attention.softmax_cluster import prepare_softmax_backward_cluster, unsuitable
 
     y = torch.softmax(step.x, 1)

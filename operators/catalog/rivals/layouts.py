@@ -7,13 +7,10 @@ layout for a model's life, so a rival's layout is made before the clock starts.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
+from groupbench.operators.deferred import Tensor, torch
 from groupbench.operators.errors import Unavailable
 from groupbench.operators.relayout import laid_out
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 def starts_and_ends(
@@ -33,8 +30,6 @@ def row_counts(
     offs: Tensor,  # [G] int32
 ) -> Callable[[], Tensor]:
     """Return a callable for each group's rows, [G] int32, from the current offsets."""
-    import torch
-
     read = starts_and_ends(offs)
     return lambda: torch.diff(read())
 
@@ -43,8 +38,6 @@ def weights_nk(
     b: Tensor,  # [G, K, N], any strides
 ) -> Tensor:
     """Return the weights as a contiguous [G, N, K]: a view if possible, else a copy following them."""
-    import torch
-
     nk = b.transpose(1, 2)
     if nk.is_contiguous():
         return nk
