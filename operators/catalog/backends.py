@@ -11,31 +11,39 @@ from typing import Any
 
 from groupbench.operators.deferred import Tensor, torch
 from groupbench.operators.dtypes import BYTES, torch_dtype
+from groupbench.operators.errors import Unavailable
 from groupbench.operators.operator import Backend, Run, Target
 from groupbench.operators.relayout import laid_out
 
 
 def lazy(
-    kernel: str, inputs: str, change: Mapping[str, Callable[[Any], Any]] | None = None, **constants: Any
-) -> Callable[[Any], Run]:
-    """Return a kernel's `prepare`, imported at the first call, so listing backends needs no torch.
+    kernel: str,
+    inputs: str,
+    change: Mapping[str, Callable[[Any], Any]] | None = None,
+    refuse: tuple[str, str] | None = None,
+    **constants: Any,
+) -> Callable[[Any], Any]:
+    """Return a kernel's `prepare` or reference, imported at the first call, so listing backends needs no torch.
 
     Args:
         kernel: "module:function" below `groupbench.kernels`.
         inputs: Names of the inputs to pass, in order.
         change: Layouts to make of an input first, such as `{"a": aligned}`.
+        refuse: A function of the module that returns why the kernel cannot take its inputs, and their names.
         constants: Further arguments of the function.
     """
     module, _, function = kernel.partition(":")
     changes = change or {}
 
-    def prepare(x: Any) -> Run:
-        call = getattr(importlib.import_module(f"groupbench.kernels.{module}"), function)
-        values = {name: getattr(x, name) for name in inputs.split()}
-        run: Run = call(*(changes[name](v) if name in changes else v for name, v in values.items()), **constants)
-        return run
+    def call(x: Any) -> Any:
+        kernels = importlib.import_module(f"groupbench.kernels.{module}")
+        values = {name: getattr(x, name) for name in {*inputs.split(), *(refuse or ("", ""))[1].split()}}
+        values |= {name: make(values[name]) for name, make in changes.items()}
+        if refuse and (reason := getattr(kernels, refuse[0])(*(values[name] for name in refuse[1].split()))):
+            raise Unavailable(reason)
+        return getattr(kernels, function)(*(values[name] for name in inputs.split()), **constants)
 
-    return prepare
+    return call
 
 
 def described(prepare: Callable[[Any], Run], of: Callable[..., Backend] = Backend, **facts: Any) -> Backend:

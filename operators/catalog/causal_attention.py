@@ -112,10 +112,7 @@ def make_step(shape: AttentionShape, dtype: str, device: str, seed: int) -> Atte
     return AttentionStep(make_inputs(shape, dtype, device, seed), dout)
 
 
-def reference(x: AttentionInputs) -> Tensor:
-    from groupbench.kernels.attention.causal import causal_attention_reference
-
-    return causal_attention_reference(x.q, x.k, x.v, x.lengths)
+reference = lazy("attention.causal:causal_attention_reference", "q k v lengths")
 
 
 def reference_backward(step: AttentionStep) -> dict[str, Tensor]:

@@ -123,10 +123,7 @@ def parse_shape(text: str) -> GroupedShape:
     return replace(shape, nk=True)
 
 
-def reference(x: Fp8Inputs) -> Tensor:
-    from groupbench.kernels.grouped_gemm.fp8 import grouped_gemm_fp8_reference
-
-    return grouped_gemm_fp8_reference(x.a, x.scale_a, x.b, x.scale_b, x.offs)
+reference = lazy("grouped_gemm.fp8:grouped_gemm_fp8_reference", "a scale_a b scale_b offs")
 
 
 def min_bytes(shape: GroupedShape, dtype: str, blockwise: bool = False) -> int:

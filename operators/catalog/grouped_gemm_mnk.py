@@ -191,17 +191,11 @@ def prepare_torch_foreach(x: MnkInputs) -> Outputs:
     return lambda: tuple(multiply(x.a, x.b))
 
 
-def prepare_cuda_cluster(x: MnkInputs) -> Run:
-    from groupbench.kernels.grouped_gemm.mnk_cluster import prepare_mnk_cluster, unsuitable
-
-    a, b = _aligned(x.a), _aligned(x.b)
-    if reason := unsuitable(a, b):
-        raise Unavailable(reason)
-    return prepare_mnk_cluster(a, b)
-
-
 def _aligned(matrices: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     return tuple(map(aligned, matrices))
+
+
+_ALIGNED = {"a": _aligned, "b": _aligned}
 
 
 def _in_all_modes(make: Callable[..., Backend], name: str, prepare: Callable[[Any], Run], source: str) -> Backend:
@@ -300,13 +294,13 @@ GROUPED_GEMM_MNK = Operator(
         _in_all_modes(
             triton,
             "triton_tma",
-            lazy("grouped_gemm.mnk_tma:prepare_mnk_tma", "a b", {"a": _aligned, "b": _aligned}),
+            lazy("grouped_gemm.mnk_tma:prepare_mnk_tma", "a b", _ALIGNED),
             "the same schedule, TMA descriptors made on the device; after the tutorial's TMA variant",
         ),
         _in_all_modes(
             partial(Backend, unavailable=no_cluster),
             "cuda_cluster",
-            prepare_cuda_cluster,
+            lazy("grouped_gemm.mnk_cluster:prepare_mnk_cluster", "a b", _ALIGNED, ("unsuitable", "a b")),
             "CUDA C++ for Hopper: clusters of two SMs share loads by multicast, maps of each group in a table",
         ),
         _in_all_modes(

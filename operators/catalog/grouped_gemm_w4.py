@@ -15,7 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from groupbench.operators.catalog import w4_shapes
-from groupbench.operators.catalog.backends import no_interpreted_bf16, not_hopper
+from groupbench.operators.catalog.backends import lazy, no_interpreted_bf16, not_hopper
 from groupbench.operators.catalog.grouped_gemm import flops, group_bounds, reroute
 from groupbench.operators.catalog.w4_shapes import W4Shape
 from groupbench.operators.deferred import Tensor, torch
@@ -82,12 +82,6 @@ def make_inputs(shape: W4Shape, dtype: str, device: str, seed: int) -> W4Inputs:
     bias = draw(G, N) if shape.bias else None
     offs = torch.tensor(shape.rows, dtype=torch.int64).cumsum(0).to(torch.int32).to(device)
     return W4Inputs(a, scale_a, codes, scales, zeros, bias, offs, shape.rows, shape.fmt, K)
-
-
-def reference(x: W4Inputs) -> Tensor:
-    from groupbench.kernels.four_bit.formats import grouped_gemm_w4_reference
-
-    return grouped_gemm_w4_reference(x.a, x.scale_a, x.weights, x.offs, x.bias)
 
 
 def min_bytes(shape: W4Shape, dtype: str) -> int:
@@ -166,14 +160,6 @@ def prepare_torch_int4(x: W4Inputs) -> Run:
     return run
 
 
-def prepare_cuda(x: W4Inputs) -> Run:
-    from groupbench.kernels.four_bit.hopper import prepare_hopper, unsuitable
-
-    if reason := unsuitable(x.a, x.weights):
-        raise Unavailable(reason)
-    return prepare_hopper(x.a, x.scale_a, x.weights, x.offs, x.bias)
-
-
 def _no_bf16_hopper(target: Target) -> str | None:
     if reason := not_hopper(target):
         return reason
@@ -184,16 +170,11 @@ def _not_on_gpu(target: Target) -> str | None:
     return None if target.device == "cuda" and target.dtype == "bf16" else "torch's product with int4 needs a GPU, bf16"
 
 
-def prepare_triton(x: W4Inputs) -> Run:
-    from groupbench.kernels.four_bit.product import prepare_w4
-
-    return prepare_w4(x.a, x.scale_a, x.weights, x.offs, x.bias)
-
-
+PRODUCT = "a scale_a weights offs bias"  # the inputs of a kernel
 _LOOP = "dequantise an expert's weights, torch.matmul; for each group that has rows, in every call"
 _TRITON = Backend(
     "triton",
-    prepare_triton,
+    lazy("four_bit.product:prepare_w4", PRODUCT),
     "one flat loop over all tiles; codes become 16-bit values in registers, sums are scaled group by group in fp32",
     kind="triton",
     unavailable=no_interpreted_bf16,
@@ -201,7 +182,7 @@ _TRITON = Backend(
 
 _CUDA = Backend(
     "cuda",
-    prepare_cuda,
+    lazy("four_bit.hopper:prepare_hopper", PRODUCT, refuse=("unsuitable", "a weights")),
     "CUDA C++ for Hopper: weights as wgmma's left operand, made in registers from a layout of its own, repacked once",
     unavailable=_no_bf16_hopper,
 )
@@ -235,7 +216,7 @@ GROUPED_GEMM_W4A16 = Operator(
     suites=w4_shapes.SUITES.each(_shapes_of),
     parse_shape=partial(w4_shapes.parse, fp8=False),
     make_inputs=make_inputs,
-    reference=reference,
+    reference=lazy("four_bit.formats:grouped_gemm_w4_reference", PRODUCT),
     flops=flops,
     min_bytes=min_bytes,
     returns="[M, N]",

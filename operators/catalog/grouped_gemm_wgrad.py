@@ -35,13 +35,6 @@ def make_inputs(shape: GroupedShape, dtype: str, device: str, seed: int) -> Wgra
     return WgradInputs(y.x.a, y.dc, y.x.offs, y.x.rows, y.nk)
 
 
-def reference(x: WgradInputs) -> Tensor:
-    """Return the gradient [G, K, N] in fp32 or better."""
-    from groupbench.kernels.grouped_gemm.reference import grouped_gemm_wgrad_reference
-
-    return grouped_gemm_wgrad_reference(x.a, x.dc, x.offs)
-
-
 def min_bytes(shape: GroupedShape, dtype: str) -> int:
     """Count A and dC once, and every group's gradient once; a shared B has one for each group too."""
     elements = shape.M * (shape.K + shape.N) + shape.G * shape.K * shape.N
@@ -115,7 +108,7 @@ GROUPED_GEMM_WGRAD = Operator(
     suites=shapes.weight_gradient_suites(),
     parse_shape=shapes.parse_packed,
     make_inputs=make_inputs,
-    reference=reference,
+    reference=lazy("grouped_gemm.reference:grouped_gemm_wgrad_reference", "a dc offs"),
     flops=flops,
     min_bytes=min_bytes,
     returns="[G, K, N]",
