@@ -131,13 +131,6 @@ def test_it_is_stored_listed_and_shown(nights: Callable[..., str], cli: Cli) -> 
     assert cli("db", "verify").exit_code == 0
 
 
-def test_its_history_is_drawn(nights: Callable[..., str], cli: Cli) -> None:
-    nights(lambda night: {"effort": 3.0}, 3)
-    drawn = cli("history", "--metrics", "effort", "--plot")
-    assert drawn.exit_code == 0
-    assert "2.999 J last" in drawn.stdout
-
-
 # ---- written and read again
 
 

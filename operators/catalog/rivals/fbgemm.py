@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from groupbench.operators.catalog.rivals.layouts import require, row_counts, weights_nk
-from groupbench.operators.catalog.rivals.package import RivalPackage
+from groupbench.operators.catalog.rivals.package import RivalPackage, require, row_counts, weights_nk
 from groupbench.operators.deferred import Tensor, torch
 from groupbench.operators.errors import Unavailable
 from groupbench.operators.operator import Run

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from groupbench.operators.catalog.rivals.layouts import require, starts_and_ends
-from groupbench.operators.catalog.rivals.package import RivalPackage
+from groupbench.operators.catalog.rivals.package import RivalPackage, require, starts_and_ends
 from groupbench.operators.deferred import torch
 from groupbench.operators.errors import Unavailable
 from groupbench.operators.operator import Run

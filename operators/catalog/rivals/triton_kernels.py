@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from groupbench.operators.catalog.rivals.layouts import require, row_counts
-from groupbench.operators.catalog.rivals.package import RivalPackage
+from groupbench.operators.catalog.rivals.package import RivalPackage, require, row_counts
 from groupbench.operators.deferred import Tensor
 from groupbench.operators.errors import Unavailable
 from groupbench.operators.operator import Run
