@@ -1,4 +1,4 @@
-"""What rivals share: whether a package is installed, without importing it, and the layouts that several take.
+"""Find a rival's package without importing it, and make the layouts that several rivals take.
 
 A router returns end offsets, so anything else is computed from them inside the call, on the device. Weights keep one
 layout for a model's life, so a rival's layout is made before the clock starts.
