@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    import torch
+from groupbench.operators.deferred import torch
 
+if TYPE_CHECKING:
     from groupbench.operators.tolerances import Tolerance
     from groupbench.tracker.tools.traces import TraceStep
 

@@ -8,10 +8,7 @@ wrong.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from groupbench.operators.deferred import Tensor
 
 _copies: list[tuple[Tensor, Tensor]] = []
 

@@ -7,38 +7,43 @@ import inspect
 import math
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from groupbench.operators.deferred import Tensor, torch
 from groupbench.operators.dtypes import BYTES, torch_dtype
+from groupbench.operators.errors import Unavailable
 from groupbench.operators.operator import Backend, Run, Target
 from groupbench.operators.relayout import laid_out
 
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
-
 
 def lazy(
-    kernel: str, inputs: str, change: Mapping[str, Callable[[Any], Any]] | None = None, **constants: Any
-) -> Callable[[Any], Run]:
-    """Return a kernel's `prepare`, imported at the first call, so listing backends needs no torch.
+    kernel: str,
+    inputs: str,
+    change: Mapping[str, Callable[[Any], Any]] | None = None,
+    refuse: tuple[str, str] | None = None,
+    **constants: Any,
+) -> Callable[[Any], Any]:
+    """Return a kernel's `prepare` or reference, imported at the first call, so listing backends needs no torch.
 
     Args:
         kernel: "module:function" below `groupbench.kernels`.
         inputs: Names of the inputs to pass, in order.
         change: Layouts to make of an input first, such as `{"a": aligned}`.
+        refuse: A function of the module that returns why the kernel cannot take its inputs, and their names.
         constants: Further arguments of the function.
     """
     module, _, function = kernel.partition(":")
     changes = change or {}
 
-    def prepare(x: Any) -> Run:
-        call = getattr(importlib.import_module(f"groupbench.kernels.{module}"), function)
-        values = {name: getattr(x, name) for name in inputs.split()}
-        run: Run = call(*(changes[name](v) if name in changes else v for name, v in values.items()), **constants)
-        return run
+    def call(x: Any) -> Any:
+        kernels = importlib.import_module(f"groupbench.kernels.{module}")
+        values = {name: getattr(x, name) for name in {*inputs.split(), *(refuse or ("", ""))[1].split()}}
+        values |= {name: make(values[name]) for name, make in changes.items()}
+        if refuse and (reason := getattr(kernels, refuse[0])(*(values[name] for name in refuse[1].split()))):
+            raise Unavailable(reason)
+        return getattr(kernels, function)(*(values[name] for name in inputs.split()), **constants)
 
-    return prepare
+    return call
 
 
 def described(prepare: Callable[[Any], Run], of: Callable[..., Backend] = Backend, **facts: Any) -> Backend:
@@ -55,16 +60,12 @@ def described(prepare: Callable[[Any], Run], of: Callable[..., Backend] = Backen
 
 def drawing(dtype: str, device: str, seed: int) -> Callable[..., Tensor]:
     """Return a function from sizes to a tensor of standard normal values."""
-    import torch
-
     generator = torch.Generator(device).manual_seed(seed)
     return partial(torch.randn, generator=generator, device=device, dtype=torch_dtype(dtype))
 
 
 def ends(rows: tuple[int, ...], device: torch.device | str) -> Tensor:  # [G] int32
     """Return where each group's rows end, on the device."""
-    import torch
-
     return torch.tensor(rows, dtype=torch.int64).cumsum(0).to(torch.int32).to(device)
 
 

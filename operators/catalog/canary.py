@@ -8,15 +8,11 @@ operations: one matrix instead of many.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from groupbench.operators.catalog.backends import described, drawing
+from groupbench.operators.deferred import Tensor
 from groupbench.operators.operator import Operator, Run
 from groupbench.operators.sizes import fields_of, shape_parser, size
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
 
 MAX_SIZE = 1 << 20  # 2 N^3 fits 64 bits
 SHAPES_HELP = "copy,N=SIZE, matmul,N=SIZE or matmul,M=SIZE,N=SIZE,K=SIZE (,W=nk)"

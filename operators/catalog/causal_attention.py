@@ -19,18 +19,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from groupbench.operators.catalog.backends import drawing, helion, lazy, triton
 from groupbench.operators.catalog.inductor import no_gpu_to_compile_for
+from groupbench.operators.deferred import F, Tensor, torch
 from groupbench.operators.dtypes import BYTES
 from groupbench.operators.errors import Unavailable
 from groupbench.operators.operator import Backend, Backward, Operator, Run, Target
 from groupbench.operators.sizes import fields_of, shape_parser, size, within
 from groupbench.operators.tolerances import TOLERANCES, Tolerance
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 MAX_ROWS, MAX_HEADS, MAX_D, MAX_TEXT = 2**27, 1024, 256, 20_000
 HELP = "B=SEQUENCES,S=ROWS,H=HEADS,D=HEAD_SIZE, or S=ROWS|ROWS|...; ,KV=HEADS of k and v if fewer"
@@ -102,8 +100,6 @@ class AttentionStep:
 
 def make_inputs(shape: AttentionShape, dtype: str, device: str, seed: int) -> AttentionInputs:
     """Draw standard normal values."""
-    import torch
-
     normal = drawing(dtype, device, seed)
     ends = torch.tensor([*accumulate(shape.lengths)], dtype=torch.int32, device=device)
     q, k, v = (normal(shape.T, heads, shape.D) for heads in (shape.H, shape.KV, shape.KV))
@@ -116,16 +112,11 @@ def make_step(shape: AttentionShape, dtype: str, device: str, seed: int) -> Atte
     return AttentionStep(make_inputs(shape, dtype, device, seed), dout)
 
 
-def reference(x: AttentionInputs) -> Tensor:
-    from groupbench.kernels.attention.causal import causal_attention_reference
-
-    return causal_attention_reference(x.q, x.k, x.v, x.lengths)
+reference = lazy("attention.causal:causal_attention_reference", "q k v lengths")
 
 
 def reference_backward(step: AttentionStep) -> dict[str, Tensor]:
     """Return the gradients in a wider dtype, one head of k and v and one sequence at a time."""
-    import torch
-
     from groupbench.kernels.attention.causal import causal_attention_reference
 
     x, R = step.x, step.x.q.size(1) // step.x.k.size(1)
@@ -153,8 +144,6 @@ def decode(output: Any) -> Any:
     The accuracy check judges every row. The gradient of q is close to zero in the first rows of a sequence: all the
     weight of a row's first key does not change with q.
     """
-    import torch
-
     if isinstance(output, torch.Tensor):
         return output.flatten(1)
     if isinstance(output, dict):
@@ -181,8 +170,6 @@ def min_bytes_backward(shape: AttentionShape, dtype: str) -> int:
 
 def sdpa(q: Tensor, k: Tensor, v: Tensor, lengths: tuple[int, ...]) -> Tensor:
     """Call torch's attention once for equal lengths, otherwise for each sequence."""
-    import torch
-    import torch.nn.functional as F
 
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:  # [B, S, heads, D] each
         q, k, v = (part.transpose(1, 2) for part in (q, k, v))
@@ -196,8 +183,6 @@ def sdpa(q: Tensor, k: Tensor, v: Tensor, lengths: tuple[int, ...]) -> Tensor:
 
 def varlen(q: Tensor, k: Tensor, v: Tensor, lengths: tuple[int, ...]) -> Callable[..., Tensor]:
     """Return torch's attention of packed sequences. Raises Unavailable without it."""
-    import torch
-
     try:
         from torch.nn.attention.varlen import varlen_attn
     except ImportError as error:
@@ -229,7 +214,6 @@ def no_flash_attention(target: Target) -> str | None:
 
 def flex(q: Tensor, k: Tensor, v: Tensor, lengths: tuple[int, ...]) -> Callable[..., Tensor]:
     """Return torch.compile's attention with a block mask of all sequences, which is made here."""
-    import torch
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
     from torch.utils._python_dispatch import _disable_current_modes
 
@@ -261,8 +245,6 @@ def _torch_backend(name: str, attention_of: Callable[..., Callable[..., Tensor]]
         return lambda: attend(x.q, x.k, x.v)
 
     def prepare_bwd(step: AttentionStep) -> Run:
-        import torch
-
         leaves = [part.detach().requires_grad_() for part in (step.x.q, step.x.k, step.x.v)]
         out = attention_of(*leaves, step.x.lengths)(*leaves)
         return lambda: torch.autograd.grad(out, leaves, step.dout, retain_graph=True)

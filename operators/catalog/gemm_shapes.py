@@ -10,15 +10,12 @@ out = a @ b with a [M, K] and b [K, N]. A shape's text names the whole problem; 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from groupbench.operators.catalog.backends import drawing
+from groupbench.operators.deferred import Tensor, torch
 from groupbench.operators.dtypes import BYTES
 from groupbench.operators.operator import Backend, Operator, Run
 from groupbench.operators.sizes import fields_of, shape_parser, whole, within
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 MAX_SIZE = 2**31 - 1
 HELP = "M,N,K (b stored as [N, K]: M=..,N=..,K=..,W=nk; a as [K, M]: ..,A=km)"
@@ -91,8 +88,6 @@ def min_bytes(shape: GemmShape, dtype: str) -> int:
 
 
 def prepare_torch_mm(x: GemmInputs) -> Run:
-    import torch
-
     return lambda: torch.mm(x.a, x.b)
 
 

@@ -12,17 +12,14 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import TYPE_CHECKING
 
 from groupbench.operators.catalog import placements, shapes
 from groupbench.operators.catalog.backends import aligned, described, drawing, ends, helion, lazy, no_cluster, triton
 from groupbench.operators.catalog.shapes import GroupedShape
+from groupbench.operators.deferred import F, Tensor, torch
 from groupbench.operators.dtypes import BYTES, dtype_name, torch_dtype
 from groupbench.operators.errors import Unavailable
 from groupbench.operators.operator import Backend, Backward, Example, Operator, Run, Target
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -45,8 +42,6 @@ def make_inputs(shape: GroupedShape, dtype: str, device: str, seed: int) -> Grou
     With `shape.shared` they match TritonBench: one B for all groups and uniform values in [0, 1). Positive values draw
     less power, so the GPU runs at other clocks.
     """
-    import torch
-
     generator = torch.Generator(device).manual_seed(seed)
     draw = torch.rand if shape.shared else torch.randn
 
@@ -71,8 +66,6 @@ def from_tritonbench(
     group_a: Sequence[Tensor], group_b: Sequence[Tensor], w: Tensor | None = None, split: Tensor | None = None
 ) -> Example:
     """Convert TritonBench's matrix lists to an example: A is packed, a repeated B is kept once."""
-    import torch
-
     rows = tuple(a.shape[0] for a in group_a)
     shared = all(b is group_b[0] for b in group_b)
     b = group_b[0].expand(len(rows), -1, -1) if shared else torch.stack(list(group_b))
@@ -125,8 +118,6 @@ def other_rows(rows: tuple[int, ...], seed: int) -> tuple[int, ...]:
 
 
 def reference(x: GroupedInputs) -> Tensor:
-    import torch
-
     from groupbench.kernels.grouped_gemm.reference import grouped_gemm_reference, reference_list
 
     if x.experts:
@@ -189,8 +180,6 @@ def min_bytes_backward(shape: GroupedShape, dtype: str) -> int:
 
 def prepare_torch_loop_bwd(x: BackwardInputs) -> Run:
     """Call torch.matmul twice for each group with rows; other groups' gradients are zero."""
-    import torch
-
     problems = [(g, slice(start, end)) for g, start, end in group_bounds(x.x.rows)]
     (M, K), (G, _, N) = x.x.a.shape, x.x.b.shape
 
@@ -213,9 +202,6 @@ def prepare_torch_loop_bwd(x: BackwardInputs) -> Run:
 
 def prepare_torch_grouped_mm_bwd(x: BackwardInputs) -> Run:
     """Prepare torch's own derivative of F.grouped_mm. The forward pass runs here."""
-    import torch
-    import torch.nn.functional as F
-
     a, b = (aligned(operand).detach().requires_grad_() for operand in (x.x.a, x.x.b))
     out = F.grouped_mm(a, b, offs=x.x.offs)
     dc = aligned(x.dc)
@@ -237,8 +223,6 @@ def prepare_triton_flat_bwd(x: BackwardInputs) -> Run:
 
 def prepare_torch_loop(x: GroupedInputs) -> Run:
     """One torch.matmul for each group that has rows, sizes known on the host, into one output."""
-    import torch
-
     problems = [(x.a[start:end], x.b[e], start, end) for e, start, end in groups_of(x) if start < end]
     M, N = x.a.shape[0], x.b.shape[2]
 
@@ -253,17 +237,12 @@ def prepare_torch_loop(x: GroupedInputs) -> Run:
 
 def prepare_torch_grouped_mm(x: GroupedInputs) -> Run:
     """torch.nn.functional.grouped_mm: CUTLASS pointer-array kernels on Hopper, offsets on the device."""
-    import torch.nn.functional as F
-
     a, b = aligned(x.a), aligned(x.b)
     return lambda: F.grouped_mm(a, b, offs=x.offs)
 
 
 def prepare_aten_grouped_mm(x: GroupedInputs) -> Run:
     """torch_grouped_mm with the packing of a list of tensors timed; TritonBench's baseline of grouped_gemm."""
-    import torch
-    import torch.nn.functional as F
-
     groups, weights, last = torch.split(x.a, list(x.rows)), x.b.unbind(), list(itertools.accumulate(x.rows))
 
     def run() -> Tensor:
@@ -283,8 +262,6 @@ def _padded(x: Tensor) -> Tensor:
 
 def prepare_triton_pointer(x: GroupedInputs) -> Run:
     """Device tables of pointers and sizes, static schedule; after Triton's tutorial 08-grouped-gemm."""
-    import torch
-
     from groupbench.kernels.grouped_gemm.pointer import prepare_pointer_packed
 
     return prepare_pointer_packed(torch.split(x.a, list(x.rows)), [x.b[e] for e, _, _ in groups_of(x)])
@@ -336,8 +313,6 @@ def prepare_groupbench(x: GroupedInputs) -> Run:
 
 def prepare_groupbench_bwd(x: BackwardInputs) -> Run:
     """Prepare the derivative of `ops.grouped_mm`. The forward pass runs here."""
-    import torch
-
     from groupbench.kernels import ops
 
     a, b = (operand.detach().requires_grad_() for operand in (aligned(x.x.a), x.x.b))

@@ -19,14 +19,13 @@ from typing import TYPE_CHECKING, Any
 
 from groupbench.operators.catalog.backends import described, drawing, lazy, triton
 from groupbench.operators.catalog.inductor import compiled, no_gpu_to_compile_for
+from groupbench.operators.deferred import F, Tensor, torch
 from groupbench.operators.dtypes import BYTES
 from groupbench.operators.operator import Backend, Operator, Run
 from groupbench.operators.sizes import fields_of, shape_parser, size, whole
 from groupbench.operators.suites import Suites
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from groupbench.kernels.bias_add_permute.problem import Group
 
 OPS = ("mul", "add", "none")
@@ -189,8 +188,6 @@ def decode(output: Any) -> tuple[Tensor, ...]:
     Errors are judged by row, and a row with M2 elements can be a single element. The mean over so few rounding errors
     may be far from the expected one, so rows must be longer.
     """
-    import torch
-
     if not isinstance(output, (tuple, list)) or not all(isinstance(x, torch.Tensor) and x.dim() == 5 for x in output):
         raise TypeError(f"the backend returned {type(output).__name__}, not a tuple of tensors [M0, N0, M1, N1, M2]")
     if len({x.dtype for x in output}) > 1:
@@ -240,9 +237,6 @@ def prepare_torch_linear(x: FusedInputs) -> Run:
 
     Add the bias in the product, and write the last operation's result through the permuted view.
     """
-    import torch
-    import torch.nn.functional as F
-
     last: dict[str, Callable[..., Tensor]] = {"mul": torch.mul, "add": torch.add}
 
     def of(group: Group) -> Tensor:

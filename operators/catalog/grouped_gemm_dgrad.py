@@ -8,15 +8,12 @@ reads along K and this gradient along N.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from groupbench.operators.catalog import shapes
 from groupbench.operators.catalog.grouped_gemm import GROUPED_GEMM, GroupedInputs, make_backward_inputs
 from groupbench.operators.catalog.shapes import GroupedShape
+from groupbench.operators.deferred import Tensor
 from groupbench.operators.operator import Operator
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 # The forward's backends that take weights in either layout without a copy.
 BACKENDS = (

@@ -16,18 +16,16 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from groupbench.operators.catalog import placements, shapes
 from groupbench.operators.catalog.backends import described, ends, lazy, not_hopper
 from groupbench.operators.catalog.grouped_gemm import flops, group_bounds, reroute
 from groupbench.operators.catalog.shapes import GroupedShape
+from groupbench.operators.deferred import F, Tensor, torch
 from groupbench.operators.errors import Unavailable
 from groupbench.operators.operator import Backend, Backward, Operator, Run, Target
 from groupbench.operators.relayout import laid_out
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 BLOCK = 128  # elements with one scale in the block-wise recipe
 QUANTISED_AT_ONCE = 8192  # rows quantised at once, to keep the values in fp32 small
@@ -50,8 +48,6 @@ def make_inputs(shape: GroupedShape, dtype: str, device: str, seed: int, blockwi
 
     Rows in a and b start at multiples of 16 bytes.
     """
-    import torch
-
     from groupbench.kernels.grouped_gemm import quantize as q
 
     generator = torch.Generator(device).manual_seed(seed)
@@ -100,8 +96,6 @@ class Fp8Step:
 
 def make_step(shape: GroupedShape, dtype: str, device: str, seed: int, blockwise: bool = False) -> Fp8Step:
     """Draw the inputs of the forward pass, and standard normal gradients. `main_grad` has the size of a sum of rows."""
-    import torch
-
     from groupbench.kernels.grouped_gemm import quantize as q
 
     x = make_inputs(shape, dtype, device, seed, blockwise)
@@ -129,10 +123,7 @@ def parse_shape(text: str) -> GroupedShape:
     return replace(shape, nk=True)
 
 
-def reference(x: Fp8Inputs) -> Tensor:
-    from groupbench.kernels.grouped_gemm.fp8 import grouped_gemm_fp8_reference
-
-    return grouped_gemm_fp8_reference(x.a, x.scale_a, x.b, x.scale_b, x.offs)
+reference = lazy("grouped_gemm.fp8:grouped_gemm_fp8_reference", "a scale_a b scale_b offs")
 
 
 def min_bytes(shape: GroupedShape, dtype: str, blockwise: bool = False) -> int:
@@ -158,8 +149,6 @@ def reference_backward(step: Fp8Step) -> dict[str, Tensor]:
 
 def decode_outputs(output: Any) -> Any:
     """Return the outputs; raise TypeError unless dB, the last one of a gradient, is in fp32 and the others in bf16."""
-    import torch
-
     parts = list(output) if isinstance(output, (tuple, list)) else [output]
     expected = [torch.float32 if part == len(parts) - 1 and part else torch.bfloat16 for part in range(len(parts))]
     found = [getattr(part, "dtype", None) for part in parts]
@@ -183,8 +172,6 @@ def prepare_torch_loop(x: Fp8Inputs) -> Run:
 
     Call cuBLASLt for each group, on copied scales: they have to start at a multiple of 16 bytes.
     """
-    import torch
-
     _require_multiples_of_16(x)
     if not x.a.is_cuda:
         _require_scales_by_row(x)
@@ -205,8 +192,6 @@ def prepare_torch_loop(x: Fp8Inputs) -> Run:
 
 def _require_scales_by_row(x: Fp8Inputs) -> None:
     """Raise Unavailable if this build's product takes one scale for a matrix alone, as oneDNN's does."""
-    import torch
-
     a = x.a.new_empty(16, 16)
     scales = x.scale_a.new_ones(16)
     try:
@@ -217,9 +202,6 @@ def _require_scales_by_row(x: Fp8Inputs) -> None:
 
 def prepare_torch_scaled_grouped_mm(x: Fp8Inputs, fast_accum: bool = False) -> Run:
     """torch.nn.functional.scaled_grouped_mm, sums promoted to fp32: CUTLASS pointer-array kernels on Hopper."""
-    import torch
-    import torch.nn.functional as F
-
     _require_multiples_of_16(x)
     b = x.b.transpose(1, 2)
     scaled_grouped_mm = getattr(F, "scaled_grouped_mm", None)
@@ -238,9 +220,6 @@ def prepare_torch_scaled_grouped_mm(x: Fp8Inputs, fast_accum: bool = False) -> R
 
 def prepare_torch_loop_blockwise(x: Fp8Inputs) -> Run:
     """Call cuBLASLt for each group, on copies in cuBLASLt's layout: separate scales, rows padded to a multiple of 4."""
-    import torch
-    import torch.nn.functional as F
-
     _require_multiples_of_16(x)
     if not hasattr(F, "scaled_mm"):
         raise Unavailable(f"torch {torch.__version__} has no torch.nn.functional.scaled_mm")
@@ -284,8 +263,6 @@ def prepare_cuda_cluster_fast(x: Fp8Inputs) -> Run:
 
 def prepare_torch_bwd(step: Fp8Step, fast_accum: bool = True) -> Run:
     """Call torch's row-wise scaled_grouped_mm twice; the second product has ragged sums, and fp32 is added after it."""
-    import torch
-
     x, needs = step.x, replace(step.x, a=step.dc, b=step.bt)
     _require_multiples_of_16(needs)
     bt, at = step.bt.transpose(1, 2), step.at.t()
@@ -304,8 +281,6 @@ def prepare_torch_bwd(step: Fp8Step, fast_accum: bool = True) -> Run:
 
 def prepare_torch_loop_bwd(step: Fp8Step) -> Run:
     """Call cuBLASLt's row-wise product for each group and gradient, and add in fp32."""
-    import torch
-
     dgrad = prepare_torch_loop(replace(step.x, a=step.dc, scale_a=step.scale_dc, b=step.bt, scale_b=step.scale_bt))
     problems, first = [], 0
     for g, rows in enumerate(step.x.rows):
@@ -357,8 +332,6 @@ def _groups(x: Fp8Inputs) -> list[tuple[int, int, int]]:
 
 
 def _empty_output(x: Fp8Inputs) -> Tensor:
-    import torch
-
     return torch.empty(x.a.shape[0], x.b.shape[1], dtype=torch.bfloat16, device=x.a.device)
 
 

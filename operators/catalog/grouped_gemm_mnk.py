@@ -20,6 +20,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from groupbench.operators.catalog.backends import aligned, drawing, helion, lazy, no_cluster, triton
+from groupbench.operators.deferred import Tensor, torch
 from groupbench.operators.dtypes import BYTES, dtype_name
 from groupbench.operators.errors import Unavailable
 from groupbench.operators.operator import Backend, Backward, Example, Operator, Run
@@ -28,8 +29,6 @@ from groupbench.operators.suites import Suites
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from torch import Tensor
 
 Outputs = Callable[[], "tuple[Tensor, ...]"]
 MAX_GROUPS, MAX_SIZE, MAX_TEXT = 1_000_000, 2**31 - 1, 20_000
@@ -169,8 +168,6 @@ def prepare_torch_loop(x: MnkInputs) -> Outputs:
 
 def prepare_torch_bmm(x: MnkInputs) -> Outputs:
     """Stack groups of equal sizes in each call, and multiply them by one torch.bmm."""
-    import torch
-
     alike: dict[tuple[int, int, int], list[int]] = {}
     for g, (a, b) in enumerate(zip(x.a, x.b, strict=True)):
         alike.setdefault((*a.shape, b.size(1)), []).append(g)
@@ -188,25 +185,17 @@ def prepare_torch_bmm(x: MnkInputs) -> Outputs:
 
 
 def prepare_torch_foreach(x: MnkInputs) -> Outputs:
-    import torch
-
     multiply = getattr(torch, "_foreach_mm", None)
     if multiply is None:
         raise Unavailable(f"torch {torch.__version__} has no _foreach_mm")
     return lambda: tuple(multiply(x.a, x.b))
 
 
-def prepare_cuda_cluster(x: MnkInputs) -> Run:
-    from groupbench.kernels.grouped_gemm.mnk_cluster import prepare_mnk_cluster, unsuitable
-
-    a, b = _aligned(x.a), _aligned(x.b)
-    if reason := unsuitable(a, b):
-        raise Unavailable(reason)
-    return prepare_mnk_cluster(a, b)
-
-
 def _aligned(matrices: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     return tuple(map(aligned, matrices))
+
+
+_ALIGNED = {"a": _aligned, "b": _aligned}
 
 
 def _in_all_modes(make: Callable[..., Backend], name: str, prepare: Callable[[Any], Run], source: str) -> Backend:
@@ -305,13 +294,13 @@ GROUPED_GEMM_MNK = Operator(
         _in_all_modes(
             triton,
             "triton_tma",
-            lazy("grouped_gemm.mnk_tma:prepare_mnk_tma", "a b", {"a": _aligned, "b": _aligned}),
+            lazy("grouped_gemm.mnk_tma:prepare_mnk_tma", "a b", _ALIGNED),
             "the same schedule, TMA descriptors made on the device; after the tutorial's TMA variant",
         ),
         _in_all_modes(
             partial(Backend, unavailable=no_cluster),
             "cuda_cluster",
-            prepare_cuda_cluster,
+            lazy("grouped_gemm.mnk_cluster:prepare_mnk_cluster", "a b", _ALIGNED, ("unsuitable", "a b")),
             "CUDA C++ for Hopper: clusters of two SMs share loads by multicast, maps of each group in a table",
         ),
         _in_all_modes(

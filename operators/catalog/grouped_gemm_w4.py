@@ -15,17 +15,15 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from groupbench.operators.catalog import w4_shapes
-from groupbench.operators.catalog.backends import no_interpreted_bf16, not_hopper
+from groupbench.operators.catalog.backends import lazy, no_interpreted_bf16, not_hopper
 from groupbench.operators.catalog.grouped_gemm import flops, group_bounds, reroute
 from groupbench.operators.catalog.w4_shapes import W4Shape
+from groupbench.operators.deferred import Tensor, torch
 from groupbench.operators.dtypes import torch_dtype
 from groupbench.operators.errors import Unavailable
 from groupbench.operators.operator import Backend, Operator, Run, Target
 
 if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
-
     from groupbench.kernels.four_bit.formats import Weights
 
 BLOCK = 128  # of K, with one scale of fp8 activations
@@ -55,8 +53,6 @@ class W4Inputs:
 
 def make_inputs(shape: W4Shape, dtype: str, device: str, seed: int) -> W4Inputs:
     """Draw standard normal activations and weights; pack the weights, expert by expert."""
-    import torch
-
     from groupbench.kernels.four_bit.formats import quantize_reference
     from groupbench.kernels.grouped_gemm import quantize as fp8
 
@@ -88,12 +84,6 @@ def make_inputs(shape: W4Shape, dtype: str, device: str, seed: int) -> W4Inputs:
     return W4Inputs(a, scale_a, codes, scales, zeros, bias, offs, shape.rows, shape.fmt, K)
 
 
-def reference(x: W4Inputs) -> Tensor:
-    from groupbench.kernels.four_bit.formats import grouped_gemm_w4_reference
-
-    return grouped_gemm_w4_reference(x.a, x.scale_a, x.weights, x.offs, x.bias)
-
-
 def min_bytes(shape: W4Shape, dtype: str) -> int:
     """Count a, packed weights, scales, zero points and bias of experts that have rows, and the output once."""
     active = sum(row > 0 for row in shape.rows)
@@ -108,8 +98,6 @@ def min_bytes(shape: W4Shape, dtype: str) -> int:
 
 def prepare_torch_loop(x: W4Inputs) -> Run:
     """Dequantise the weights of each expert that has rows, in each call, and multiply with torch.matmul."""
-    import torch
-
     from groupbench.kernels.four_bit.formats import dequantize
 
     dtype = x.a.dtype if x.scale_a is None else torch.bfloat16
@@ -140,8 +128,6 @@ def _activations(x: W4Inputs, dtype: torch.dtype) -> Tensor:
 
 def prepare_dequantized(x: W4Inputs) -> Run:
     """Dequantise all weights in `prepare`; the call is groupbench's product in 16 bits."""
-    import torch
-
     from groupbench.kernels import ops
     from groupbench.kernels.four_bit.formats import dequantize
 
@@ -155,8 +141,6 @@ def prepare_dequantized(x: W4Inputs) -> Run:
 
 def prepare_torch_int4(x: W4Inputs) -> Run:
     """Call torch's product with int4 weights for each group that has rows; weights are repacked in its layout."""
-    import torch
-
     w, (G, N, _) = x.weights, x.codes.shape
     if w.fmt.floating or w.fmt.group not in (32, 64, 128, 256) or N % 8 or x.K % 128:
         raise Unavailable("it takes int4 with groups of 32 to 256, N a multiple of 8 and K of 128")
@@ -176,14 +160,6 @@ def prepare_torch_int4(x: W4Inputs) -> Run:
     return run
 
 
-def prepare_cuda(x: W4Inputs) -> Run:
-    from groupbench.kernels.four_bit.hopper import prepare_hopper, unsuitable
-
-    if reason := unsuitable(x.a, x.weights):
-        raise Unavailable(reason)
-    return prepare_hopper(x.a, x.scale_a, x.weights, x.offs, x.bias)
-
-
 def _no_bf16_hopper(target: Target) -> str | None:
     if reason := not_hopper(target):
         return reason
@@ -194,16 +170,11 @@ def _not_on_gpu(target: Target) -> str | None:
     return None if target.device == "cuda" and target.dtype == "bf16" else "torch's product with int4 needs a GPU, bf16"
 
 
-def prepare_triton(x: W4Inputs) -> Run:
-    from groupbench.kernels.four_bit.product import prepare_w4
-
-    return prepare_w4(x.a, x.scale_a, x.weights, x.offs, x.bias)
-
-
+PRODUCT = "a scale_a weights offs bias"  # the inputs of a kernel
 _LOOP = "dequantise an expert's weights, torch.matmul; for each group that has rows, in every call"
 _TRITON = Backend(
     "triton",
-    prepare_triton,
+    lazy("four_bit.product:prepare_w4", PRODUCT),
     "one flat loop over all tiles; codes become 16-bit values in registers, sums are scaled group by group in fp32",
     kind="triton",
     unavailable=no_interpreted_bf16,
@@ -211,7 +182,7 @@ _TRITON = Backend(
 
 _CUDA = Backend(
     "cuda",
-    prepare_cuda,
+    lazy("four_bit.hopper:prepare_hopper", PRODUCT, refuse=("unsuitable", "a weights")),
     "CUDA C++ for Hopper: weights as wgmma's left operand, made in registers from a layout of its own, repacked once",
     unavailable=_no_bf16_hopper,
 )
@@ -245,7 +216,7 @@ GROUPED_GEMM_W4A16 = Operator(
     suites=w4_shapes.SUITES.each(_shapes_of),
     parse_shape=partial(w4_shapes.parse, fp8=False),
     make_inputs=make_inputs,
-    reference=reference,
+    reference=lazy("four_bit.formats:grouped_gemm_w4_reference", PRODUCT),
     flops=flops,
     min_bytes=min_bytes,
     returns="[M, N]",

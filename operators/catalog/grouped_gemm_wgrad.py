@@ -7,18 +7,15 @@ cost. The output has a matrix for each group, those without rows included.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from groupbench.operators.catalog import placements, shapes
 from groupbench.operators.catalog.backends import aligned, described, helion, lazy, no_cluster, triton
 from groupbench.operators.catalog.grouped_gemm import flops, group_bounds, make_backward_inputs, reroute
 from groupbench.operators.catalog.shapes import GroupedShape
+from groupbench.operators.deferred import F, Tensor, torch
 from groupbench.operators.dtypes import BYTES
 from groupbench.operators.errors import Unavailable
 from groupbench.operators.operator import Operator, Run
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -38,13 +35,6 @@ def make_inputs(shape: GroupedShape, dtype: str, device: str, seed: int) -> Wgra
     return WgradInputs(y.x.a, y.dc, y.x.offs, y.x.rows, y.nk)
 
 
-def reference(x: WgradInputs) -> Tensor:
-    """Return the gradient [G, K, N] in fp32 or better."""
-    from groupbench.kernels.grouped_gemm.reference import grouped_gemm_wgrad_reference
-
-    return grouped_gemm_wgrad_reference(x.a, x.dc, x.offs)
-
-
 def min_bytes(shape: GroupedShape, dtype: str) -> int:
     """Count A and dC once, and every group's gradient once; a shared B has one for each group too."""
     elements = shape.M * (shape.K + shape.N) + shape.G * shape.K * shape.N
@@ -56,8 +46,6 @@ def min_bytes(shape: GroupedShape, dtype: str) -> int:
 
 def prepare_torch_loop(x: WgradInputs) -> Run:
     """One torch.matmul for each group that has rows, sizes known on the host, into one output."""
-    import torch
-
     left, right = _by_layout(x, x.a, x.dc)
     problems = [(g, left[start:end].t(), right[start:end]) for g, start, end in group_bounds(x.rows)]
     P, Q = left.shape[1], right.shape[1]
@@ -76,8 +64,6 @@ def prepare_torch_loop(x: WgradInputs) -> Run:
 
 def prepare_torch_grouped_mm(x: WgradInputs) -> Run:
     """torch.nn.functional.grouped_mm of two matrices: ragged along the sum, offsets on the device."""
-    import torch.nn.functional as F
-
     left, right = _by_layout(x, aligned(x.a), aligned(x.dc))
     if x.nk:
         return lambda: F.grouped_mm(left.t(), right, offs=x.offs).transpose(1, 2)
@@ -122,7 +108,7 @@ GROUPED_GEMM_WGRAD = Operator(
     suites=shapes.weight_gradient_suites(),
     parse_shape=shapes.parse_packed,
     make_inputs=make_inputs,
-    reference=reference,
+    reference=lazy("grouped_gemm.reference:grouped_gemm_wgrad_reference", "a dc offs"),
     flops=flops,
     min_bytes=min_bytes,
     returns="[G, K, N]",

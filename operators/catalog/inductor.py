@@ -12,13 +12,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
+from groupbench.operators.deferred import F, Tensor, torch
 from groupbench.operators.errors import Unavailable
 from groupbench.operators.operator import Target
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 T = TypeVar("T")
 OPTIONS: dict[str, str | int | bool | Callable[..., Any]] = {
@@ -36,7 +34,6 @@ def no_gpu_to_compile_for(target: Target) -> str | None:
 
 def compiled(function: Callable[..., T], *operands: Any, **options: Any) -> Callable[[], T]:
     """Compile a function for these operands and sizes; return the call."""
-    import torch
     from torch.utils._python_dispatch import _disable_current_modes
 
     run_compiled = torch.compile(function, options=options or None, dynamic=False, fullgraph=True)
@@ -60,7 +57,6 @@ def prepare_grouped_mm(
 
     Raises Unavailable if the compiled code does not launch the template; the message names the kernels it launches.
     """
-    import torch
     import torch.nn.functional as F
     from torch._inductor.utils import run_and_get_code
 
@@ -84,9 +80,6 @@ def prepare_grouped_mm(
 
 def _untraceable(a: Tensor, b: Tensor, offs: Tensor) -> str | None:
     """Return why grouped_mm cannot be compiled for these operands, or None. Torch 2.11 runs others but traces bf16."""
-    import torch
-    import torch.nn.functional as F
-
     meta = [torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta") for x in (a, b, offs)]
     try:
         F.grouped_mm(meta[0], meta[1], offs=meta[2])

@@ -18,13 +18,11 @@ from typing import TYPE_CHECKING, Any
 
 from groupbench.operators.catalog import models
 from groupbench.operators.catalog import routing as routings
+from groupbench.operators.deferred import Tensor, np, torch
 from groupbench.operators.sizes import fields_of, shape_parser, whole, within
 from groupbench.operators.suites import Suites
 
 if TYPE_CHECKING:
-    import numpy as np
-    from torch import Tensor
-
     from groupbench.tracker.tools.traces import TraceStep
 
 MAX_EXPERTS = 4096
@@ -82,8 +80,6 @@ class MoeShape:
     @cached_property
     def rows(self) -> tuple[int, ...]:
         """Rows for each of the G experts."""
-        import numpy as np
-
         ids = choose(self)
         return tuple(int(row) for row in np.bincount(ids[ids >= 0], minlength=self.G))
 
@@ -108,8 +104,6 @@ def choose(shape: MoeShape) -> np.ndarray:  # [T, k] int64, -1 for an expert tha
     A token's k experts have the k largest log(load) + Gumbel noise. This chooses in proportion to the loads, without
     replacement. With routing `balanced`, the tokens take the experts in turn, in a random order.
     """
-    import numpy as np
-
     E, text = shape.experts, f"{shape.routing} {shape.T} {shape.k} {shape.experts}"
     random = np.random.RandomState(zlib.crc32(text.encode()))
     if shape.routing == "balanced":
@@ -131,8 +125,6 @@ def choose(shape: MoeShape) -> np.ndarray:  # [T, k] int64, -1 for an expert tha
 
 def ids_of(shape: MoeShape, device: str) -> Tensor:
     """Return every token's experts, [T, k] int64, as torch.topk does."""
-    import torch
-
     return torch.from_numpy(choose(shape).copy()).to(device)
 
 
@@ -143,8 +135,6 @@ def reroute_ids(ids: Tensor, G: int, seed: int) -> bool:
     gives an extreme routing, in which all tokens with as many local experts choose the same ones. An odd one gives a
     few tokens another expert.
     """
-    import torch
-
     generator = torch.Generator().manual_seed(seed)
     before = ids.cpu().clone()
     if seed % 2 == 0:

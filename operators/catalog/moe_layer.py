@@ -17,19 +17,17 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from groupbench.operators.catalog import moe, placements
 from groupbench.operators.catalog.backends import triton
 from groupbench.operators.catalog.moe import MoeShape
 from groupbench.operators.catalog.moe_unpermute import routing_weights
 from groupbench.operators.catalog.shapes import MAX_WEIGHTS
+from groupbench.operators.deferred import Tensor, torch
 from groupbench.operators.dtypes import BYTES, torch_dtype
 from groupbench.operators.errors import Unavailable
 from groupbench.operators.operator import Backend, Backward, Operator, Run, Target
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 Layer = Callable[..., "Tensor"]  # (x, weights, w_gate_up, w_down) -> out, differentiable
 GRADIENTS = ("dx", "dweights", "dw_gate_up", "dw_down")
@@ -56,8 +54,6 @@ class LayerInputs:
 
 def make_inputs(shape: MoeShape, dtype: str, device: str, seed: int) -> LayerInputs:
     """Draw standard normal rows and gradients, and weights with deviation 1/sqrt(H) and 1/sqrt(F), as in new layers."""
-    import torch
-
     generator = torch.Generator(device).manual_seed(seed)
     fp8, dtype = dtype == "fp8", "bf16" if dtype == "fp8" else dtype
 
@@ -94,8 +90,6 @@ def reference_both(x: LayerInputs) -> dict[str, Tensor]:
 
 def _reference(x: LayerInputs, gradients: bool) -> dict[str, Tensor]:
     """Compute the output, and gradients if wanted, in a wider dtype, with one expert's weights widened at a time."""
-    import torch
-
     from groupbench.kernels.grouped_gemm.reference import without_tf32
 
     wide = torch.float64 if x.x.dtype == torch.float32 else torch.float32
@@ -134,8 +128,6 @@ def decode(output: Any) -> Any:
     long rows, or fewer if 64 does not divide the size. A dw_gate_up row may be close to zero too if the expert has a
     single token, so dw_gate_up is transposed.
     """
-    import torch
-
     if isinstance(output, torch.Tensor):
         return output
     outputs = list(output) if isinstance(output, (tuple, list)) else []
@@ -221,8 +213,6 @@ def torch_layer(x: LayerInputs) -> Layer:
 
 
 def compiled_layer(x: LayerInputs) -> Layer:
-    import torch
-
     compiled: Layer = torch.compile(torch_layer(x), dynamic=False)
     return compiled
 
@@ -255,8 +245,6 @@ def no_forward(x: LayerInputs) -> Run:
 
 
 def forward(layer_of: Callable[[LayerInputs], Layer], x: LayerInputs) -> Run:
-    import torch
-
     layer = layer_of(x)
 
     def run() -> Tensor:
@@ -267,16 +255,12 @@ def forward(layer_of: Callable[[LayerInputs], Layer], x: LayerInputs) -> Run:
 
 
 def backward(layer_of: Callable[[LayerInputs], Layer], x: LayerInputs) -> Run:
-    import torch
-
     leaves = _leaves(x)
     out = layer_of(x)(*leaves)
     return lambda: torch.autograd.grad(out, leaves, x.dout, retain_graph=True)
 
 
 def both(layer_of: Callable[[LayerInputs], Layer], x: LayerInputs) -> Run:
-    import torch
-
     layer, leaves = layer_of(x), _leaves(x)
 
     def run() -> tuple[Tensor, ...]:

@@ -12,20 +12,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from groupbench.operators.catalog import models, moe
 from groupbench.operators.catalog.backends import described, triton
 from groupbench.operators.catalog.moe import MoeShape
 from groupbench.operators.catalog.moe_layer import decode
 from groupbench.operators.catalog.moe_unpermute import routing_weights
+from groupbench.operators.deferred import Tensor, torch
 from groupbench.operators.dtypes import BYTES, torch_dtype
 from groupbench.operators.operator import Operator, Run
 from groupbench.operators.suites import Suites
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
 
 GROUP = 32  # values with one scale
 
@@ -56,8 +53,6 @@ class LayerW4Inputs:
 
 def make_inputs(shape: MoeShape, dtype: str, device: str, seed: int) -> LayerW4Inputs:
     """Draw standard normal rows and biases, and weights of deviation 1/sqrt(H) and 1/sqrt(F); pack the weights."""
-    import torch
-
     from groupbench.kernels.four_bit.formats import MXFP4, quantize_reference
 
     generator = torch.Generator(device).manual_seed(seed)
@@ -100,8 +95,6 @@ def prepare_torch(x: LayerW4Inputs) -> Run:
 
     Dequantise the weights of each expert in each call, and multiply with torch; sizes come from the ids.
     """
-    import torch
-
     from groupbench.kernels.four_bit.formats import dequantize
 
     up, down, bias_up, bias_down = x.operands

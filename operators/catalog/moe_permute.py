@@ -11,16 +11,14 @@ return them to their tokens.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from groupbench.operators.catalog import moe
 from groupbench.operators.catalog.backends import described, drawing, lazy
 from groupbench.operators.catalog.moe import MoeShape
+from groupbench.operators.deferred import Tensor, torch
 from groupbench.operators.dtypes import BYTES
 from groupbench.operators.operator import Backend, Operator, Run
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -49,8 +47,6 @@ def decode(output: Any) -> tuple[Tensor, Tensor, Tensor]:
 
     Raises TypeError if the output is not these three tensors, or the indices are not int32.
     """
-    import torch
-
     if not isinstance(output, tuple) or len(output) != 3 or not all(isinstance(x, torch.Tensor) for x in output):
         raise TypeError(f"the backend returned {type(output).__name__}, not three tensors (rows, offs, position)")
     rows, offs, position = output
@@ -64,8 +60,6 @@ def decode(output: Any) -> tuple[Tensor, Tensor, Tensor]:
 
 def as_bits(numbers: Tensor) -> Tensor:
     """Return each number's 32 bits, [n, 32] fp32 with 0 and 1: a tolerance must not accept a wrong index."""
-    import torch
-
     shifts = torch.arange(32, device=numbers.device)
     return ((numbers.flatten()[:, None].long() >> shifts) & 1).float()
 
@@ -80,8 +74,6 @@ def prepare_torch(x: PermuteInputs) -> Run:
 
     Prepare a stable sort, a search in the sorted ids and index_select, without host sync.
     """
-    import torch
-
     k, drops = x.ids.size(1), x.rows < x.ids.numel()
     experts = torch.arange(x.G, device=x.ids.device)
     row = torch.arange(x.rows, dtype=torch.int32, device=x.ids.device)

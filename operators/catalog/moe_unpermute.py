@@ -9,16 +9,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from groupbench.operators.catalog import moe
 from groupbench.operators.catalog.backends import described, lazy
 from groupbench.operators.catalog.moe import MoeShape
+from groupbench.operators.deferred import Tensor, torch
 from groupbench.operators.dtypes import BYTES, torch_dtype
 from groupbench.operators.operator import Backend, Operator, Run
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -34,8 +31,6 @@ class UnpermuteInputs:
 
 def make_inputs(shape: MoeShape, dtype: str, device: str, seed: int) -> UnpermuteInputs:
     """Draw standard normal rows, and weights summing to 1 over a token's choices."""
-    import torch
-
     from groupbench.kernels.moe.routing import route_reference
 
     generator = torch.Generator(device).manual_seed(seed)
@@ -59,15 +54,11 @@ def reroute(shape: MoeShape, x: UnpermuteInputs, seed: int) -> bool:
 
 def routing_weights(shape: MoeShape, dtype: str, device: str, generator: object) -> Tensor:  # [T, k]
     """Return the softmax over standard normal scores."""
-    import torch
-
     scores = torch.randn(shape.T, shape.k, generator=generator, device=device)  # type: ignore[call-overload]
     return torch.softmax(scores, -1).to(torch_dtype(dtype))
 
 
 def reference(x: UnpermuteInputs) -> Tensor:
-    import torch
-
     from groupbench.kernels.moe.permute import combine_reference
 
     wide = torch.float64 if x.y.dtype == torch.float32 else torch.float32

@@ -12,11 +12,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from groupbench.operators.catalog.backends import ends
+from groupbench.operators.deferred import Tensor, torch
 from groupbench.operators.operator import Placement
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from groupbench.operators.catalog.grouped_gemm import BackwardInputs, GroupedInputs
     from groupbench.operators.catalog.grouped_gemm_wgrad import WgradInputs
     from groupbench.operators.catalog.moe_layer import LayerInputs
@@ -104,8 +103,6 @@ def of_tokens(x: LayerInputs) -> Iterator[Placement]:
 
 def rows_at(x: Tensor, index: list[int]) -> Tensor:
     """Return rows of x in its layout: padded rows stay padded, columns stay contiguous."""
-    import torch
-
     by_column = x.dim() > 1 and x.stride(0) < x.stride(-1)
     strides = (1, len(index)) if by_column else x.stride()
     out = torch.empty_strided((len(index), *x.shape[1:]), strides, dtype=x.dtype, device=x.device)

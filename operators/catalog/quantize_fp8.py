@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from groupbench.operators.catalog.backends import described, drawing, lazy
+from groupbench.operators.deferred import Tensor, torch
 from groupbench.operators.dtypes import BYTES
 from groupbench.operators.operator import Backend, Operator, Run
 from groupbench.operators.sizes import fields_of, shape_parser, size
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 MAX_SIZE = 2**31 - 1
 RECIPES = ("rowwise", "blockwise")
@@ -65,8 +63,6 @@ def reference(inputs: QuantizeInputs) -> Tensor:
 
 def decode(output: Any) -> Tensor:
     """Return the values represented by (q, scale). Raises TypeError for any other output."""
-    import torch
-
     from groupbench.kernels.grouped_gemm.quantize import dequantize
 
     if not isinstance(output, tuple) or len(output) != 2 or not all(isinstance(x, torch.Tensor) for x in output):

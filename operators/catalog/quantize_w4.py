@@ -10,14 +10,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from groupbench.operators.catalog.backends import described, drawing
+from groupbench.operators.deferred import Tensor, torch
 from groupbench.operators.dtypes import BYTES
 from groupbench.operators.operator import Operator, Run
 from groupbench.operators.sizes import fields_of, shape_parser, size
 from groupbench.operators.tolerances import Tolerance
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from groupbench.kernels.four_bit.formats import Format, Weights
 
 MAX_SIZE = 2**31 - 1
@@ -72,8 +71,6 @@ def reference(inputs: PackInputs) -> Tensor:
 
 def decode(output: Any) -> Tensor:
     """Return the values of packed weights (codes, scales[, zeros]). Raises TypeError for any other output."""
-    import torch
-
     from groupbench.kernels.four_bit.formats import MXFP4, Format, Weights, dequantize
 
     if not isinstance(output, tuple) or len(output) not in (2, 3) or not all(torch.is_tensor(x) for x in output):

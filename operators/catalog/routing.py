@@ -10,12 +10,9 @@ from __future__ import annotations
 
 import re
 import zlib
-from typing import TYPE_CHECKING
 
+from groupbench.operators.deferred import np
 from groupbench.tracker.text.wording import counted
-
-if TYPE_CHECKING:
-    import numpy as np
 
 _TEXT = re.compile(
     r"(?P<name>balanced|multinomial|uniform|zipf)"
@@ -55,8 +52,6 @@ def rows(text: str, groups: int, total: int) -> tuple[int, ...]:
     interleaved(b) blocks of b rows, of which expert g gets those with number % groups == g
     +empty(share)  that share of the experts, chosen at random, get no row
     """
-    import numpy as np
-
     if block := interleaved(text):
         ends = [min(total, start + block) for start in range(0, total, block)]
         sizes = [end - start for start, end in zip([0, *ends], ends, strict=False)]
@@ -102,8 +97,6 @@ def _parse(text: str) -> tuple[str, tuple[float, ...], float]:
 
 def _apportion(weights: np.ndarray, total: int) -> np.ndarray:
     """Return whole numbers in proportion to the weights, summing to `total`: the largest remainders are rounded up."""
-    import numpy as np
-
     exact = weights / weights.sum() * total
     counts: np.ndarray = np.floor(exact).astype(np.int64)
     counts[np.argsort(counts - exact, kind="stable")[: total - counts.sum()]] += 1

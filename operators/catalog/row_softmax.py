@@ -8,18 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Any
 
 from groupbench.operators.catalog.backends import drawing, lazy, not_hopper
 from groupbench.operators.catalog.inductor import compiled, no_gpu_to_compile_for
+from groupbench.operators.deferred import Tensor, torch
 from groupbench.operators.dtypes import BYTES
-from groupbench.operators.errors import Unavailable
 from groupbench.operators.operator import Backend, Backward, Operator, Run
 from groupbench.operators.sizes import fields_of, shape_parser, size
 from groupbench.operators.tolerances import TOLERANCES, Tolerance
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 MAX_SIZE = 2**31 - 1
 HELP = "M=ROWS,N=COLUMNS, or M,N"
@@ -70,12 +67,6 @@ def make_step(shape: RowShape, dtype: str, device: str, seed: int) -> RowStep:
     return RowStep(*(drawing(dtype, device, seed + number)(shape.M, shape.N) for number in (0, 1)))
 
 
-def reference(x: RowInputs) -> Tensor:
-    from groupbench.kernels.attention.softmax import softmax_reference
-
-    return softmax_reference(x.x)
-
-
 def reference_backward(step: RowStep) -> dict[str, Tensor]:
     """Compute the gradient of the output as it was saved: rounded, like every backend's.
 
@@ -91,14 +82,10 @@ def reference_backward(step: RowStep) -> dict[str, Tensor]:
 
 
 def prepare_torch(x: RowInputs) -> Run:
-    import torch
-
     return lambda: torch.softmax(x.x, 1)
 
 
 def prepare_torch_bwd(step: RowStep) -> Run:
-    import torch
-
     x = step.x.detach().requires_grad_()
     y = torch.softmax(x, 1)
     return lambda: torch.autograd.grad(y, x, step.dy, retain_graph=True)
@@ -109,8 +96,6 @@ def prepare_torch_compile(x: RowInputs) -> Run:
 
 
 def prepare_torch_compile_bwd(step: RowStep) -> Run:
-    import torch
-
     gradient = compiled(_softmax_backward, torch.softmax(step.x, 1), step.dy)
     return lambda: (gradient(),)
 
@@ -126,37 +111,15 @@ def _softmax_backward(y: Tensor, dy: Tensor) -> Tensor:
     return (product - y.float() * product.sum(1, keepdim=True)).to(y.dtype)
 
 
-def _backward_by(kernel: str) -> Callable[[RowStep], Run]:
+def _backward_by(kernel: str, **settings: Any) -> Callable[[RowStep], Run]:
     """Return the `prepare_bwd` of a kernel that takes the output and its gradient."""
 
     def prepare(step: RowStep) -> Run:
-        import torch
-
         saved = RowStep(torch.softmax(step.x, 1), step.dy)
-        gradient = lazy(kernel, "x dy")(saved)
+        gradient = lazy(kernel, "x dy", **settings)(saved)
         return lambda: (gradient(),)
 
     return prepare
-
-
-def prepare_cuda_cluster(x: RowInputs) -> Run:
-    from groupbench.kernels.attention.softmax_cluster import prepare_softmax_cluster, unsuitable
-
-    if reason := unsuitable(x.x):
-        raise Unavailable(reason)
-    return prepare_softmax_cluster(x.x)
-
-
-def prepare_cuda_cluster_bwd(step: RowStep) -> Run:
-    import torch
-
-    from groupbench.kernels.attention.softmax_cluster import prepare_softmax_backward_cluster, unsuitable
-
-    y = torch.softmax(step.x, 1)
-    if reason := unsuitable(y, step.dy):
-        raise Unavailable(reason)
-    gradient = prepare_softmax_backward_cluster(y, step.dy)
-    return lambda: (gradient(),)
 
 
 def _shapes(*sizes: tuple[int, int]) -> tuple[RowShape, ...]:
@@ -196,11 +159,13 @@ ROW_SOFTMAX = Operator(
         ),
         Backend(
             "cuda_cluster",
-            prepare_cuda_cluster,
+            lazy("attention.softmax_cluster:prepare_softmax_cluster", "x", refuse=("unsuitable", "x")),
             "CUDA C++ for Hopper: a cluster of SMs keeps a row in registers; after QuACK's softmax",
             kind="cuda",
             unavailable=not_hopper,
-            prepare_bwd=prepare_cuda_cluster_bwd,
+            prepare_bwd=_backward_by(
+                "attention.softmax_cluster:prepare_softmax_backward_cluster", refuse=("unsuitable", "x dy")
+            ),
         ),
         Backend(
             "helion",
@@ -213,7 +178,7 @@ ROW_SOFTMAX = Operator(
     suites=SUITES,
     parse_shape=parse_shape,
     make_inputs=make_inputs,
-    reference=reference,
+    reference=lazy("attention.softmax:softmax_reference", "x"),
     flops=lambda shape: 0,
     min_bytes=lambda shape, dtype: 2 * shape.M * shape.N * BYTES[dtype],
     returns="[M, N]",

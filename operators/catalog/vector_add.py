@@ -13,15 +13,12 @@ TritonBench also has a vector_add; under TritonBench, these backends are added t
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from groupbench.operators.catalog.backends import described, drawing, lazy
+from groupbench.operators.deferred import Tensor
 from groupbench.operators.dtypes import BYTES, dtype_name
 from groupbench.operators.operator import Backend, Example, Operator, Run
 from groupbench.operators.sizes import fields_of, shape_parser, size
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 MAX_ELEMENTS = 2**40
 HELP = "N=SIZE, N=SIZE,stride=STEP or M=ROWS,N=COLUMNS (,y=t: y stored transposed)"

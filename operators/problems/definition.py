@@ -24,6 +24,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from groupbench.operators.deferred import torch
 from groupbench.operators.errors import UsageError
 from groupbench.operators.operator import Backend, Operator, Run
 from groupbench.operators.problems.solution import Solution, read_solutions, solution_backend
@@ -198,8 +199,6 @@ class PublishedProblem:
 
     def make_inputs(self, shape: Shape, dtype: str, device: str, seed: int) -> Any:
         """Make the workload's inputs, each under a name. Raises UsageError if safetensors is not installed."""
-        import torch
-
         torch.manual_seed(seed)
         axes, sources = self._axes(shape), shape.workload.inputs
         made = self._custom_inputs(axes, sources, device)
@@ -220,8 +219,6 @@ class PublishedProblem:
 
     def _custom_inputs(self, axes: Mapping[str, int], sources: Mapping[str, Input], device: str) -> dict[str, Any]:
         """Return the inputs that a function of the reference makes; none if the workload does not ask for it."""
-        import torch
-
         if not any(source.type == "custom" for source in sources.values()):
             return {}
         scalars = {name: source.value for name, source in sources.items() if source.type == "scalar"}
@@ -254,8 +251,6 @@ class PublishedProblem:
         return tuple(outputs) if len(outputs) > 1 else outputs[0]
 
     def min_bytes(self, shape: Shape, dtype: str) -> int:
-        import torch
-
         axes, total = self._axes(shape), 0
         for spec in (*self.file.inputs.values(), *self.file.outputs.values()):
             if spec.shape is not None:
@@ -380,8 +375,6 @@ def _decoded(path: Path, kind: type) -> Any:
 
 def _random(sizes: list[int], dtype: str, device: str) -> Any:
     """Draw a tensor as flashinfer-bench does: normal values, those of 8 bits within 2, integers within their limits."""
-    import torch
-
     kind = getattr(torch, dtype, None)
     if kind is None:
         raise UsageError(f"torch has no dtype {dtype}")
@@ -395,12 +388,8 @@ def _random(sizes: list[int], dtype: str, device: str) -> Any:
 
 
 def _wide(value: Any) -> Any:
-    import torch
-
     return value.float() if isinstance(value, torch.Tensor) and value.is_floating_point() else value
 
 
 def _tensor(value: Any) -> Any:
-    import torch
-
     return value if isinstance(value, torch.Tensor) else torch.tensor(value)

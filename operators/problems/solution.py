@@ -19,6 +19,7 @@ from typing import Any
 import msgspec
 
 from groupbench.operators.catalog.backends import no_interpreted_bf16
+from groupbench.operators.deferred import torch
 from groupbench.operators.errors import UsageError
 from groupbench.operators.logs import own_folder
 from groupbench.operators.operator import Backend, Run
@@ -81,8 +82,6 @@ def solution_backend(solution: Solution) -> Backend:
 
 
 def _prepared(solution: Solution, inputs: Any) -> Run:
-    import torch
-
     function = _function(solution)
     values = [getattr(inputs, field.name) for field in fields(inputs)]
     outputs: dict[str, Any] = inputs._outputs

@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 
 import click
 
+from groupbench.operators.deferred import torch
 from groupbench.operators.dtypes import BYTES
 from groupbench.operators.errors import GroupbenchError
 from groupbench.operators.measure.faults import describe
@@ -143,16 +144,12 @@ def main(
 
 
 def _require_gpu() -> None:
-    import torch
-
     if not torch.cuda.is_available():
         raise click.UsageError("tuning needs the GPU to tune for; torch does not see one")
 
 
 def _file(kernel: str, folder: Path | None) -> Path:
     """Return the kernel's file for this GPU in a folder, or in the user's."""
-    import torch
-
     from groupbench.kernels.grouped_gemm import tuned
 
     path = tuned.user_file(kernel, torch.cuda.get_device_name())
@@ -163,8 +160,6 @@ def _tune_kernel(
     name: str, named: Mapping[str, Any], dtype: str, path: Path, end: float, listed: bool, helion_s: float
 ) -> None:
     """Tune a kernel's problems until `end`, in seconds of the monotonic clock, and write after each."""
-    import torch
-
     for text, shape in named.items():
         if time.monotonic() > end:
             click.echo(f"{name}: time is up before {text}", err=True)
@@ -180,8 +175,6 @@ def _tune_kernel(
 
 def _tune_problem(title: str, name: str, search: Search, path: Path, listed: bool, helion_s: float) -> None:
     """Run a search and write its fastest config."""
-    import torch
-
     from groupbench.kernels.grouped_gemm import tuned
 
     outcome = tune_one(search, listed, helion_s)

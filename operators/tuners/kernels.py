@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
+from groupbench.operators.deferred import torch
 from groupbench.operators.registry import get_operator
 from groupbench.operators.tuners import neighbours
 
 if TYPE_CHECKING:
-    import torch
-
     from groupbench.kernels.device import Device
 
 Run = Callable[[], object]

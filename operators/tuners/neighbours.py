@@ -8,9 +8,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from groupbench.operators.deferred import torch
+
 if TYPE_CHECKING:
     import helion
-    import torch
 
     from groupbench.kernels.device import Device
     from groupbench.kernels.split_k.tiled import SplitKConfig

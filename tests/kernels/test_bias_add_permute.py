@@ -96,17 +96,6 @@ def test_matches_the_reference(name: str, dtype: torch.dtype, check_groups) -> N
 
 
 @pytest.mark.parametrize("op", OPS)
-@pytest.mark.parametrize("name", ["one_group", "whole_tiles", "unlike_groups", "empty_group_between"])
-def test_tma_reads_what_pointers_read(name: str, op: str, poisoned: Any) -> None:
-    groups = make(CASES[name], op, torch.float16)
-    fits = name != "empty_group_between"  # TMA cannot read a K of 9
-    assert fused.tma_reads(groups) == fits
-    with poisoned():
-        by_tma, by_pointers = (prepare_fused(groups, op, config)() for config in (TMA, SMALL))
-    assert all(torch.equal(x, y) for x, y in zip(by_tma, by_pointers, strict=True))
-
-
-@pytest.mark.parametrize("op", OPS)
 def test_matches_the_reference_with_the_chosen_config(op: str, check_groups) -> None:
     for case in ("unlike_groups", "whole_tiles", "nothing_a_multiple"):
         check_groups(make(CASES[case], op, torch.float16), op)

@@ -189,7 +189,7 @@ def test_an_unreadable_record_becomes_an_error(make) -> None:  # type: ignore[no
     assert record.latency is not None
     negative = msgspec.structs.replace(record, latency=msgspec.structs.replace(record.latency, prepare_ms=-4.0))
     written = vetted(negative)
-    assert written.status == "error" and "prepare_ms must not be negative" in (written.message or "")
+    assert written.status == "error" and "prepare_ms" in (written.message or "")
     assert decode(encode(written)) == written
     nan = msgspec.structs.replace(record.latency, bursts_ms=((float("nan"),),))
     assert vetted(msgspec.structs.replace(record, latency=nan)).status == "error"

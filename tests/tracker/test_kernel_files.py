@@ -16,8 +16,8 @@ from groupbench.tracker.facts.record import Code
 def code(number: int, size: int = 4000) -> Code:
     noise = random.Random(number)
     return Code(
-        hash=f"{number:016x}", name="gemm", source="def gemm(): ...", ttgir="tt.func" * 9, ptx="add.s32;\n" * 9,
-        cubin=noise.randbytes(size),
+        hash=f"{number:016x}", name="gemm", source="def gemm(): ...", ttgir="tt.func" * 9,
+        ptx=noise.randbytes(size).hex(),
     )  # fmt: skip
 
 
@@ -39,37 +39,9 @@ def test_stored_code_is_not_written_again(tmp_path: Path) -> None:
     assert file.stat().st_ino == before.st_ino
 
 
-def test_a_kernel_that_is_measured_every_night_is_kept(tmp_path: Path) -> None:
-    for number in range(3):
-        KernelFolder(tmp_path).add([code(number)])
-        os.utime(tmp_path / f"{number:016x}.xz", (number, number))
-    folder = KernelFolder(tmp_path, limit=100)
-    folder.add([code(0)])
-    folder.limit = folder.size() - 1
-    folder.prune()
-    kept = [folder.get(f"{number:016x}") for number in range(3)]
-    assert [one is not None and one.cubin is not None for one in kept] == [True, False, True]
-
-
-def test_machine_code_comes_back_with_the_next_measurement(tmp_path: Path) -> None:
+def test_machine_code_is_not_kept(tmp_path: Path) -> None:
     folder = KernelFolder(tmp_path)
-    folder.add([code(1), code(2)])
-    os.utime(tmp_path / f"{1:016x}.xz", (1, 1))
-    folder.limit = int(folder.size() / 0.9) - 100
-    folder.prune()
-    assert folder.get(code(1).hash) == msgspec.structs.replace(code(1), cubin=None)
-    folder.limit = 1_000_000
-    folder.add([code(1)])
-    assert folder.get(code(1).hash) == code(1)
-    assert (tmp_path / f"{1:016x}.xz").stat().st_mtime > 1, "it was measured now"
-    folder.add([code(3)])
-    assert folder._size == folder.size()
-
-
-def test_a_kernel_without_machine_code_does_not_replace_one_with_it(tmp_path: Path) -> None:
-    KernelFolder(tmp_path).add([code(1)])
-    folder = KernelFolder(tmp_path)
-    folder.add([msgspec.structs.replace(code(1), cubin=None)])
+    folder.add([msgspec.structs.replace(code(1), cubin=b"machine code")])
     assert folder.get(code(1).hash) == code(1)
 
 
@@ -96,18 +68,13 @@ def test_a_name_that_leaves_the_folder_is_not_written(tmp_path: Path) -> None:
     assert list(tmp_path.rglob("*.xz")) == []
 
 
-def test_the_machine_code_of_the_oldest_goes_first_and_then_the_oldest(tmp_path: Path) -> None:
-    folder = KernelFolder(tmp_path, limit=30_000)
+def test_the_kernels_measured_longest_ago_go_first(tmp_path: Path) -> None:
+    folder = KernelFolder(tmp_path)
     for number in range(6):
         folder.add([code(number)])
         os.utime(tmp_path / f"{number:016x}.xz", (number, number))
-    assert folder.size() <= 30_000
-    folder.add([code(6), code(7)])
-    assert folder.size() <= 27_000
-    kept = [folder.get(f"{number:016x}") for number in range(8)]
-    assert all(one is not None for one in kept)
-    assert [one.cubin is None for one in kept if one] == [True, True] + 6 * [False]
-    small = KernelFolder(tmp_path, limit=1000)
-    small.prune()
-    assert small.size() <= 900
-    assert small.get(f"{7:016x}") is not None and small.get(f"{0:016x}") is None
+    folder.limit = folder.size()
+    folder.add([code(0), code(6)])
+    assert folder._size == folder.size() <= 0.9 * folder.limit
+    kept = [number for number in range(7) if folder.get(f"{number:016x}") is not None]
+    assert kept == [0, 3, 4, 5, 6]

@@ -59,7 +59,7 @@ def nights(stored: Callable[..., Any], make: Callable[..., Record], further: Non
 @pytest.mark.parametrize(
     ("held", "problem"),
     [
-        pytest.param({"effort": -1.0}, "must not be negative", id="below zero"),
+        pytest.param({"effort": -1.0}, ">= 0", id="below zero"),
         pytest.param({"effort": "1"}, "float", id="text"),
         pytest.param({"": 1.0}, "length", id="no name"),
     ],
@@ -129,13 +129,6 @@ def test_it_is_stored_listed_and_shown(nights: Callable[..., str], cli: Cli) -> 
     identifier = json.loads(cli("history", "--format=json").stdout)[0]["id"]
     assert json.loads(cli("show", identifier, "--format=json").stdout)["effort"] > 0
     assert cli("db", "verify").exit_code == 0
-
-
-def test_its_history_is_drawn(nights: Callable[..., str], cli: Cli) -> None:
-    nights(lambda night: {"effort": 3.0}, 3)
-    drawn = cli("history", "--metrics", "effort", "--plot")
-    assert drawn.exit_code == 0
-    assert "2.999 J last" in drawn.stdout
 
 
 # ---- written and read again

@@ -12,15 +12,14 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from sqlalchemy.orm import Session
 
 from groupbench.tracker.compare import sides
-from groupbench.tracker.compare.pools import judge_pools
-from groupbench.tracker.compare.ratios import GeometricMean, geometric_mean, ratio_interval
+from groupbench.tracker.compare.ratios import GeometricMean, geometric_mean, judge_pools, ratio_interval
 from groupbench.tracker.compare.sides import ComparedSide
 from groupbench.tracker.facts.bursts import median
 from groupbench.tracker.facts.environment import environment_differences
 from groupbench.tracker.facts.errors import QueryError
 from groupbench.tracker.facts.grouping import grouped
 from groupbench.tracker.facts.identity import SHOWN
-from groupbench.tracker.facts.metrics import RMS
+from groupbench.tracker.facts.metrics import RMS, relative
 from groupbench.tracker.facts.verdicts import Verdict
 from groupbench.tracker.query.filters import Filter
 from groupbench.tracker.query.rows import PointRow, SeriesRow, named_difference
@@ -283,14 +282,13 @@ def _timed(
     )
     timing = str(a[-1].timing)
     judged = judge_pools(*pools, timing=timing, min_effect=min_effect)
-    assert judged.change is not None
     pair = SeriesPair(
         series,
         judged.verdict if judged.verdict in COMPARING else Verdict.UNKNOWN,
         a_ms=_median(a),
         b_ms=_median(b),
         ratio=math.exp(judged.change),
-        noise=judged.relative_threshold,
+        noise=relative(judged.threshold),
         runs=(len(a), len(b)),
         note=note,
     )

@@ -62,20 +62,13 @@ LARGEST_KERNELS = 1 << 20
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=LONGEST_NAME)]
 Text = Annotated[str, msgspec.Meta(max_length=LONGEST_TEXT)]
 Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+Amount = Annotated[float, msgspec.Meta(ge=0)]
 ShapeText = Annotated[str, msgspec.Meta(min_length=1, max_length=LONGEST_TEXT)]  # may list the rows of every group
 
 
-_SIGNED = frozenset({"seed", "temperature_c", "config", "dims"})
-"""Fields that may be negative, such as imported sizes `dim=-1`. All others are counts or measurements."""
-
 _LARGEST_SHARE = 1 + 1e-5
 """Largest share, because a mean of ones in fp32 may be 1.0000001."""
-
-_MINUS = re.compile(rb"-(?<=[\s:,[]-)\d")
-"""Matches a negative number in JSON. A cheap pre-filter, because it rarely occurs.
-
-It starts with a literal character, which the search can skip to; a leading character class would try every byte.
-"""
 
 _NUL = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
 """Matches a NUL character in JSON, but not the same letters after an escaped backslash."""
@@ -136,16 +129,16 @@ class Environment(_Struct, frozen=True):
     device: Literal["cuda", "cpu"]
     gpu: Text | None = None  # the driver's name of the model
     gpu_uuid: Text | None = None
-    gpu_memory_mib: int | None = None
-    sm_count: int | None = None
+    gpu_memory_mib: Count | None = None
+    sm_count: Count | None = None
     driver: Text | None = None
     cuda: Text | None = None
-    power_limit_w: float | None = None
-    max_sm_clock_mhz: int | None = None
+    power_limit_w: Amount | None = None
+    max_sm_clock_mhz: Count | None = None
     cpu: Text | None = None
-    cpu_count: int | None = None
-    cpu_threads: int | None = None  # number of torch's threads, if the device is the CPU
-    memory_mib: int | None = None
+    cpu_count: Count | None = None
+    cpu_threads: Count | None = None  # number of torch's threads, if the device is the CPU
+    memory_mib: Count | None = None
     os: Text | None = None
     host: Text | None = None  # machine name
     python: Text | None = None
@@ -173,16 +166,16 @@ class Cell(_Struct, frozen=True):
     protocol: Name = "cooled"  # how the latency was measured; different protocols are never compared
     seed: Int64 = 0
     dims: dict[str, Int64] = {}  # the problem's sizes by letter, for filters: G, M, N, K
-    flops: Int64 | None = None  # floating-point operations of the rows in use
-    min_bytes: Int64 | None = None  # each input read once, each output written once
+    flops: Count | None = None  # floating-point operations of the rows in use
+    min_bytes: Count | None = None  # each input read once, each output written once
 
 
 class Telemetry(_Struct, frozen=True):
     """The state of the GPU during one burst."""
 
-    sm_clock_mhz: int | None = None
+    sm_clock_mhz: Count | None = None
     temperature_c: int | None = None
-    power_w: float | None = None
+    power_w: Amount | None = None
     throttle: tuple[Text, ...] = ()  # active reasons, as NVML names them
 
 
@@ -190,22 +183,22 @@ class Latency(_Struct, frozen=True):
     """The latency of one call, with all samples by burst. Samples of one burst are not independent."""
 
     timing: Timing
-    bursts_ms: tuple[tuple[float, ...], ...]
+    bursts_ms: tuple[tuple[Amount, ...], ...]
     telemetry: tuple[Telemetry, ...] = ()  # one for each burst, or none
-    prepare_ms: float | None = None  # packing, compiling, tuning: before the clock starts
-    enqueue_ms: float | None = None  # host time to launch one call
+    prepare_ms: Amount | None = None  # packing, compiling, tuning: before the clock starts
+    enqueue_ms: Amount | None = None  # host time to launch one call
 
 
 class Accuracy(_Struct, frozen=True):
     """The accuracy of the output against a higher-precision reference. Values are None if not finite."""
 
-    rms: float | None = None  # ‖out - ref‖ / ‖ref‖
-    max_abs: float | None = None
-    worst_block_rms: float | None = None  # the largest relative RMS of any row and any 64 x 64 block
-    mismatch: float | None = None  # share of elements outside the tolerance table
-    unwritten: float | None = None  # share of elements that still contain the NaN written beforehand
+    rms: Amount | None = None  # ‖out - ref‖ / ‖ref‖
+    max_abs: Amount | None = None
+    worst_block_rms: Amount | None = None  # the largest relative RMS of any row and any 64 x 64 block
+    mismatch: Amount | None = None  # share of elements outside the tolerance table
+    unwritten: Amount | None = None  # share of elements that still contain the NaN written beforehand
     repeatable: bool | None = None  # two runs were bitwise equal
-    first_bad: tuple[Int64, ...] | None = None  # coordinates of the first element outside tolerance
+    first_bad: tuple[Count, ...] | None = None  # coordinates of the first element outside tolerance
 
 
 class Kernel(_Struct, frozen=True):
@@ -213,16 +206,16 @@ class Kernel(_Struct, frozen=True):
 
     name: Text
     hash: Text | None = None  # hash of its machine-independent code without line numbers
-    registers: int | None = None
-    spills: int | None = None
-    shared_bytes: int | None = None
+    registers: Count | None = None
+    spills: Count | None = None
+    shared_bytes: Count | None = None
     config: dict[str, Any] = {}
     external: bool = False  # a library kernel, memory copy or fill, which has no hash
-    launches: int | None = None  # in one call
+    launches: Count | None = None  # in one call
     arch: Text | None = None  # target architecture: sm_90a
-    occupancy: float | None = None  # share of an SM's warps that can be resident at once
+    occupancy: Amount | None = None  # share of an SM's warps that can be resident at once
     counted_in: Literal["sass", "ptx"] | None = None  # language of the instructions in `counts`; ptx in older records
-    counts: dict[str, Int64] = {}  # instructions by kind: "wgmma m64n256k16", "TMA load", "local store", ...
+    counts: dict[str, Count] = {}  # instructions by kind: "wgmma m64n256k16", "TMA load", "local store", ...
 
 
 class Code(_Struct, frozen=True):
@@ -258,9 +251,9 @@ class Record(_Struct, frozen=True):
     latency: Latency | None = None
     accuracy: Accuracy | None = None
     kernels: tuple[Kernel, ...] = ()
-    duration_s: float | None = None  # wall time of the cell, without the start of its process
+    duration_s: Amount | None = None  # wall time of the cell, without the start of its process
     code: tuple[Code, ...] = ()  # code of its kernels in transit; not part of a stored line
-    metrics: dict[Name, float] = {}  # further values by the names in `metrics.METRICS`
+    metrics: dict[Name, Amount] = {}  # further values by the names in `metrics.METRICS`
     loaded: Loaded | None = None  # null if unknown
 
 
@@ -302,8 +295,6 @@ def decode(line: bytes | str) -> Record:
     if text.count(b'":') != _encoder.encode(record).count(b'":'):  # equal if each field was given once
         _check_keys(text)
     _check(record)
-    for name in _below_zero(record) if _MINUS.search(text) else ():
-        raise RecordError(f"{name} must not be negative")
     return record
 
 
@@ -387,15 +378,3 @@ def _check_latency(latency: Latency) -> None:
         raise RecordError("latency.bursts_ms has a sample that is not a positive number")
     if latency.telemetry and len(latency.telemetry) != len(latency.bursts_ms):
         raise RecordError("latency.telemetry must have one entry for each burst")
-
-
-def _below_zero(part: Any) -> Iterator[str]:
-    """Yield the names of fields that are negative but must not be."""
-    if isinstance(part, msgspec.Struct):
-        part = {name: getattr(part, name) for name in part.__struct_fields__ if name not in _SIGNED}
-    for name, value in part.items() if isinstance(part, dict) else enumerate(part):
-        if isinstance(value, int | float):
-            if value < 0:
-                yield str(name)
-        elif isinstance(value, msgspec.Struct | dict | tuple):
-            yield from (f"{name}.{below}" for below in _below_zero(value))

@@ -13,15 +13,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from groupbench.operators.catalog.rivals.layouts import require, row_counts, weights_nk
-from groupbench.operators.catalog.rivals.package import RivalPackage
+from groupbench.operators.catalog.rivals.package import RivalPackage, require, row_counts, weights_nk
+from groupbench.operators.deferred import Tensor, torch
 from groupbench.operators.errors import Unavailable
 from groupbench.operators.operator import Run
 
 if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
-
     from groupbench.operators.catalog.grouped_gemm import GroupedInputs
     from groupbench.operators.catalog.grouped_gemm_fp8 import Fp8Inputs
 
@@ -54,8 +51,6 @@ def pad(
     alignment: int,
 ) -> Padded:
     """Compute the layout on the device, with no host sync. The counts sum to M."""
-    import torch
-
     ends = counts.cumsum(0)
     padded = (counts + alignment - 1) // alignment * alignment
     moved = (padded.cumsum(0) - padded) - (ends - counts)  # by how many rows each group moves
@@ -70,7 +65,6 @@ def pad(
 def _product(x: GroupedInputs | Fp8Inputs) -> tuple[tuple[Tensor, ...], int, Callable[..., Any], torch.dtype]:
     """Return the operands with rows, the number of columns, the product of such operands, and the output's dtype."""
     import deep_gemm
-    import torch
 
     from groupbench.operators.catalog.grouped_gemm_fp8 import Fp8Inputs
 
@@ -118,8 +112,6 @@ def prepare_product(x: GroupedInputs | Fp8Inputs) -> Run:
 
 def _scattered(source: Tensor, place: Tensor, rows: int) -> Tensor:
     """Return [rows, ...] with the source's rows at their places. fp8 has no index_copy_, so it is copied as bytes."""
-    import torch
-
     out = source.new_empty(rows, source.shape[1])
     fp8 = source.element_size() == 1
     (out.view(torch.uint8) if fp8 else out).index_copy_(0, place, source.view(torch.uint8) if fp8 else source)
@@ -135,8 +127,6 @@ def _alignment() -> int:
 
 def _aligned_experts(x: GroupedInputs | Fp8Inputs) -> Tensor:
     """Return each row's expert, [M] int32. Raises Unavailable if a group is not an alignment multiple."""
-    import torch
-
     alignment = _alignment()
     odd = next((rows for rows in x.rows if rows % alignment), None)
     if odd is not None or sum(x.rows) != x.a.shape[0]:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from groupbench.operators.catalog.rivals.layouts import require, row_counts, weights_nk
-from groupbench.operators.catalog.rivals.package import RivalPackage
+from groupbench.operators.catalog.rivals.package import RivalPackage, require, row_counts, weights_nk
+from groupbench.operators.deferred import Tensor, torch
 from groupbench.operators.errors import Unavailable
 from groupbench.operators.operator import Run
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from groupbench.operators.catalog.grouped_gemm import GroupedInputs
     from groupbench.operators.catalog.grouped_gemm_fp8 import Fp8Inputs
     from groupbench.operators.catalog.grouped_gemm_w4 import W4Inputs
@@ -27,14 +25,11 @@ PACKAGE = RivalPackage(
 
 def _operators() -> Any:
     import fbgemm_gpu.experimental.gen_ai  # noqa: F401 - registers the operators
-    import torch
 
     return torch.ops.fbgemm
 
 
 def _int64_counts(offs: Tensor) -> Any:
-    import torch
-
     counts = row_counts(offs)
     return lambda: counts().to(torch.int64)
 
@@ -85,8 +80,6 @@ def prepare_fp8(x: Fp8Inputs) -> Run:
 
 def prepare_w4(x: W4Inputs) -> Run:
     """Prepare the product with int4 weights, which are shuffled into the layout of its kernel, expert by expert."""
-    import torch
-
     fbgemm = _operators()
     w = x.weights
     if w.fmt.floating or w.fmt.zero_point or w.fmt.group % 128 or x.bias is not None:

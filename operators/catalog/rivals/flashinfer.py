@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from groupbench.operators.catalog.rivals.layouts import require, starts_and_ends, weights_nk
-from groupbench.operators.catalog.rivals.package import RivalPackage
+from groupbench.operators.catalog.rivals.package import RivalPackage, require, starts_and_ends, weights_nk
 from groupbench.operators.errors import Unavailable
 from groupbench.operators.operator import Run, Target
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from groupbench.operators.catalog.rivals.layouts import require, starts_and_ends
-from groupbench.operators.catalog.rivals.package import RivalPackage
+from groupbench.operators.catalog.rivals.package import RivalPackage, require, starts_and_ends
+from groupbench.operators.deferred import torch
 from groupbench.operators.errors import Unavailable
 from groupbench.operators.operator import Run
 
@@ -19,7 +19,6 @@ PACKAGE = RivalPackage("humming-kernels", "humming.layer", "rivals-humming", not
 
 
 def prepare(x: W4Inputs) -> Run:
-    import torch
     from humming.layer import HummingLayer
 
     G, N, _ = x.codes.shape

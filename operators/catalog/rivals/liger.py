@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING
 
 from groupbench.operators.catalog.moe_layer import backward, both, forward
 from groupbench.operators.catalog.rivals.package import RivalPackage
+from groupbench.operators.deferred import Tensor, torch
 from groupbench.operators.errors import Unavailable
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from groupbench.operators.catalog.moe_layer import Layer, LayerInputs
 
 PACKAGE = RivalPackage("liger-kernel", "liger_kernel.ops.fused_moe", "rivals-liger")
@@ -19,7 +18,6 @@ PACKAGE = RivalPackage("liger-kernel", "liger_kernel.ops.fused_moe", "rivals-lig
 
 def layer(x: LayerInputs) -> Layer:
     """Return Liger's layer. Raises Unavailable if a choice has no local expert: Liger has no id for that."""
-    import torch
     from liger_kernel.ops.fused_moe import LigerFusedMoEFunction
 
     if x.rows < x.ids.numel():

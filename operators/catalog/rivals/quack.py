@@ -7,14 +7,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from groupbench.operators.catalog.rivals.layouts import require, starts_and_ends
-from groupbench.operators.catalog.rivals.package import RivalPackage
+from groupbench.operators.catalog.rivals.package import RivalPackage, require, starts_and_ends
+from groupbench.operators.deferred import Tensor
 from groupbench.operators.operator import Run
 from groupbench.operators.relayout import laid_out
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from groupbench.operators.catalog.grouped_gemm import GroupedInputs
     from groupbench.operators.catalog.grouped_gemm_wgrad import WgradInputs
 

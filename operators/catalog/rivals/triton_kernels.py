@@ -8,15 +8,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from groupbench.operators.catalog.rivals.layouts import require, row_counts
-from groupbench.operators.catalog.rivals.package import RivalPackage
+from groupbench.operators.catalog.rivals.package import RivalPackage, require, row_counts
+from groupbench.operators.deferred import Tensor
 from groupbench.operators.errors import Unavailable
 from groupbench.operators.operator import Run
 from groupbench.operators.relayout import laid_out
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from groupbench.operators.catalog.grouped_gemm import GroupedInputs
     from groupbench.operators.catalog.grouped_gemm_w4 import W4Inputs
 

@@ -101,11 +101,6 @@ def test_fast_accumulation_alone_has_a_tolerance_of_its_own() -> None:
 # --- quantize_fp8 -----------------------------------------------------------------------------------------------------
 
 
-def test_shapes_and_their_text() -> None:
-    shape = QUANTIZE_FP8.parse_shape("blockwise,M=33,K=300")
-    assert (str(shape), shape.dims) == ("blockwise,M=33,K=300", {"M": 33, "K": 300})
-
-
 def cut_off(q: torch.Tensor, scale: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Round towards zero: decrease the code wherever rounding increased the magnitude."""
     codes = q.contiguous().view(torch.uint8)

@@ -6,9 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from torch import Tensor
 
-from groupbench.operators.catalog import backends, shapes
+from groupbench.operators.catalog import backends
 from groupbench.operators.catalog import grouped_gemm as gg
 from groupbench.operators.catalog.shapes import GroupedShape, listed, parse, uniform
 from groupbench.operators.errors import Unavailable
@@ -23,14 +22,6 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 def inputs(shape: GroupedShape, dtype: str = "fp16", seed: int = 0) -> gg.GroupedInputs:
     return gg.make_inputs(shape, dtype, DEVICE, seed)
-
-
-def naive(x: gg.GroupedInputs) -> Tensor:
-    parts, start = [], 0
-    for g, row in enumerate(x.rows):
-        parts.append(x.a[start : start + row].double() @ x.b[g].double())
-        start += row
-    return torch.cat(parts)
 
 
 # --- inputs -----------------------------------------------------------------------------------------------------------
@@ -66,15 +57,6 @@ def test_layouts_by_their_strides() -> None:
 
 
 # --- numbers ----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("shape", shapes.SUITES["smoke"].values(), ids=shapes.SUITES["smoke"])
-@pytest.mark.parametrize("dtype", ["fp16", "fp32"])
-def test_reference_is_the_product_of_every_group(shape: GroupedShape, dtype: str) -> None:
-    x = inputs(shape, dtype)
-    out = gg.reference(x)
-    assert out.dtype in (torch.float32, torch.float64)
-    torch.testing.assert_close(out.double(), naive(x), rtol=1e-5, atol=1e-4)
 
 
 # --- TritonBench's inputs ---------------------------------------------------------------------------------------------

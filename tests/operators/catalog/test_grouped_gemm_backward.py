@@ -23,7 +23,6 @@ from groupbench.operators.tolerances import TOLERANCES
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 BWD = gg.GROUPED_GEMM.in_mode("bwd")
-OPERATORS = {"dgrad": dgrad.GROUPED_GEMM_DGRAD, "wgrad": wgrad.GROUPED_GEMM_WGRAD, "bwd": BWD}
 
 
 def by_autograd(shape: GroupedShape) -> tuple[Any, Tensor, Tensor]:
@@ -50,19 +49,6 @@ def test_all_three_are_of_the_same_problem(shape: GroupedShape) -> None:
     for name, operator in (("dA", dgrad.GROUPED_GEMM_DGRAD), ("dB", wgrad.GROUPED_GEMM_WGRAD)):
         alone = operator.reference(operator.make_inputs(shape, "fp16", DEVICE, 5))
         torch.testing.assert_close(alone, both[name])
-
-
-@pytest.mark.parametrize("kind", OPERATORS)
-@pytest.mark.parametrize("name", ["torch_loop", "torch_grouped_mm"])
-@pytest.mark.parametrize(
-    "text", ["G=3,M_g=0|1|5,N=7,K=3", "G=2,M_g=9|2,N=1,K=1,W=nk", "G=3,M_g=4|0|9,N=5,K=5,B=shared"]
-)
-def test_torch_backends_take_odd_strides(kind: str, name: str, text: str) -> None:
-    operator = OPERATORS[kind]
-    for dtype in ("bf16", "fp32"):
-        x = operator.make_inputs(shapes.parse(text), dtype, DEVICE, 0)
-        run = operator.backend(name).prepare(x)
-        assert accuracy.check(run, operator.reference(x), TOLERANCES[dtype])[1] is None
 
 
 def test_gradients_of_weights_have_their_layout() -> None:

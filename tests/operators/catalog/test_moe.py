@@ -190,11 +190,6 @@ def test_outputs_that_are_not_gradients_are_refused(output: Any) -> None:
         moe_layer.decode(output)
 
 
-def test_modes() -> None:
-    assert MOE_LAYER.modes == ("fwd", "bwd", "fwd_bwd")
-    assert MOE_PERMUTE.modes == MOE_UNPERMUTE.modes == ("fwd",)
-
-
 @pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp32"])
 def test_rounding_every_term_has_its_own_tolerance(dtype: str) -> None:
     """A wrong baseline would fail every nightly run, so those of torch may round every term; ours round once."""

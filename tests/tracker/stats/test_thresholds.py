@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from groupbench.tracker.ab.result import defaults
-from groupbench.tracker.compare.pools import judge_pools, mad
+from groupbench.tracker.compare.ratios import judge_pools, mad
 from groupbench.tracker.stats.thresholds import GROSS, POOL_FLOOR, burst_error, least_effect
 
 UNKNOWN = math.nan
