@@ -12,11 +12,13 @@ import re
 import string
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from groupbench.tracker.text.wording import printable
 
-_SAFE = re.compile(r"(?:(?![a-z]+:\w|www\.|GH-)[\w ,;%+→…()='’.-]|:(?= |\d))*", re.IGNORECASE)
+_SAFE = re.compile(r"(?:(?![a-z]+:\w|www\.|GH-)[\w ,;%+→…()='’.-]|:(?=$|\d))*", re.IGNORECASE)
+_PIECES = re.compile(r"`([^`|]+)`| +|[^ `]+?(?=[,;:.)]*(?:[ `]|$))|[,;:.)]+|`")
 _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _REFERENCES = {ord(char): f"&#{ord(char)};" for char in string.punctuation}
 
@@ -38,9 +40,15 @@ def code(text: str) -> str:
 
 
 def words(text: str) -> str:
-    """Return a text as plain Markdown if every renderer shows it unchanged, else as code."""
+    """Return a text as plain Markdown, in which code is code, and so is each word that a renderer might change."""
     flat = printable(text)
-    return flat if "_" not in flat and _SAFE.fullmatch(flat) else code(flat)
+    pieces = [f"`{match[1]}`" if match[1] else _word(match[0]) for match in _PIECES.finditer(flat)]
+    touch = any(one[-1] in "`>" and two[0] in "`<" for one, two in pairwise(pieces))
+    return code(flat) if touch else "".join(pieces)
+
+
+def _word(text: str) -> str:
+    return text if "_" not in text and _SAFE.fullmatch(text) else code(text)
 
 
 def link(text: str, url: str | None) -> str:

@@ -228,6 +228,12 @@ def test_code_shows_the_text_as_it_is(text: str) -> None:
     assert rendered(f"| a |\n| --- |\n| {code(text)} |\n").inside == printable(text)
 
 
+def test_a_command_in_a_sentence_stays_code_and_the_sentence_text() -> None:
+    text = "fix or revert abc of helion_x, or `groupbench incidents expect 3 --reason TEXT` by @me"
+    expected = "fix or revert abc of `helion_x`, or `groupbench incidents expect 3 --reason TEXT` by `@me`"
+    assert words(text) == expected
+
+
 def test_nothing_is_read_as_markup_in_a_subject() -> None:
     tags = check_markdown(comment.render(result_of([judged(1, "regressed", EVIL)], text=EVIL)), result_of([]), 65_535)
     assert "script" not in tags.seen
