@@ -17,7 +17,7 @@ from typing import Any
 
 from groupbench.tracker.text.wording import printable
 
-_SAFE = re.compile(r"(?:(?![a-z]+:\w|www\.|GH-)[\w ,;%+→…()='’.-]|:(?=$|\d))*", re.IGNORECASE)
+_SAFE = re.compile(r"(?:(?![a-z]+:\w|www\.|GH-)[\w ,;%+→…()='’./-]|:(?=$|\d))*", re.IGNORECASE)
 _PIECES = re.compile(r"`([^`|]+)`| +|[^ `]+?(?=[,;:.)]*(?:[ `]|$))|[,;:.)]+|`")
 _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _REFERENCES = {ord(char): f"&#{ord(char)};" for char in string.punctuation}
@@ -26,7 +26,11 @@ _REFERENCES = {ord(char): f"&#{ord(char)};" for char in string.punctuation}
 def shown(text: str, most: int) -> str:
     """Return at most `most` characters on one line, without control characters; a cut text ends with an ellipsis."""
     flat = printable(text)
-    return flat if len(flat) <= most else flat[: max(most - 2, 0)].rstrip() + " …"
+    if len(flat) <= most:
+        return flat
+    cut = flat[: max(most - 2, 0)]
+    whole = cut if cut.count("`") % 2 == 0 else cut[: cut.rindex("`")]  # half a command is none
+    return whole.rstrip() + " …"
 
 
 def code(text: str) -> str:
