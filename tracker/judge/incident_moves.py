@@ -243,12 +243,14 @@ def _is_back(member: MemberRow, row: Judged, lapsed: Collection[int]) -> bool:
         return point.repeatable is True
     if now is None or (metric is LATENCY and not point.timed):
         return False
-    accepted = member.state == "expected" and member.pk not in lapsed
-    if member.before is None or member.distance is None:
-        return not accepted
-    slack = max(row.evidence.counts or math.log1p(metric.least), SURE * (row.evidence.sigma or 0.0))
+    if member.state != "expected" or member.pk in lapsed:
+        return True
+    if member.before is None or member.distance is None:  # accepted: compare with the level before
+        return False
+    sigma = row.evidence.sigma or 0.0
+    slack = max(row.evidence.counts or math.log1p(metric.least), SURE * sigma)
     away = (metric.log(now) - metric.log(member.before)) * math.copysign(1, member.distance)
-    return away <= min(slack if accepted else math.inf, abs(member.distance) / 2)  # nearer to the level before
+    return away <= min(slack, abs(member.distance) / 2)
 
 
 def _ends(row: Judged) -> tuple[RunRow | None, RunRow]:

@@ -239,7 +239,8 @@ def lines(rows: Sequence[Judged], run: RunRow) -> list[str]:
     groups: dict[tuple[tuple[str, ...], bool, bool], list[Judged]] = {}
     for row in rows:
         transition = row.transition
-        is_open = transition is not None and (transition.after.pk == run.pk or not row.verdict.quiet)
+        undecided = not (row.verdict.quiet or row.verdict.fails)  # a failing one has an incident
+        is_open = transition is not None and (transition.after.pk == run.pk or undecided)
         if transition is not None and is_open and row.what in (None, "latency"):
             key = transition.differences, transition.code_changed, transition.machine
             groups.setdefault(key, []).append(row)
