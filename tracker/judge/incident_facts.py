@@ -79,10 +79,9 @@ class Causes:
 def _size(row: Judged) -> tuple[float | None, float]:
     """Return the change's logarithm without its sign, and its standard error: by the A/B if there is one."""
     one, by_history = row.compared, (row.change, row.effect.low, row.effect.high)
-    if one is not None and one.decided and one.effect is not None:
-        size, low, high = one.effect, one.low, one.high
-    else:
-        size, low, high = (None if each is None or each <= -1 else math.log1p(each) for each in by_history)
+    has_ab = one is not None and one.decided and one.effect is not None
+    ends = (None if each is None or each <= -1 else math.log1p(each) for each in by_history)
+    size, low, high = (one.effect, one.low, one.high) if one is not None and has_ab else ends
     noise = 0.0 if low is None or high is None else (high - low) / 4
     return None if size is None else abs(size), max(noise, NOISE)
 
