@@ -29,7 +29,7 @@ def shown(text: str, most: int) -> str:
     if len(flat) <= most:
         return flat
     cut = flat[: max(most - 2, 0)]
-    whole = cut if cut.count("`") % 2 == 0 else cut[: cut.rindex("`")]  # half a command is none
+    whole = cut if cut.count("`") % 2 == 0 else cut[: cut.rindex("`")]  # never half a command
     return whole.rstrip() + " …"
 
 
