@@ -67,6 +67,12 @@ class Definition:
     def __repr__(self) -> str:
         return f"<operator {self.name}>"
 
+    def __call__(self, *_: object) -> None:
+        """Raise TypeError: a backend called a function of this name, which the operator has replaced."""
+        raise TypeError(
+            f"{self.name} is the operator here: rename it, or import the module of the function {self.name}"
+        )
+
     def reference(self, function: F) -> F:
         """Name the reference function for the right output. It gets the inputs in higher precision."""
         self._reference = function

@@ -35,6 +35,7 @@ import msgspec
 from groupbench.tracker.facts.durations import seconds
 from groupbench.tracker.facts.errors import TrackerError
 from groupbench.tracker.facts.identity import TOOLCHAIN_MARK
+from groupbench.tracker.facts.measured_tree import USUAL_FOLDERS
 
 NAME = "groupbench.toml"
 
@@ -191,8 +192,8 @@ class Project:
 
 
 def import_folders(tree: Path, pythonpath: Iterable[str]) -> list[str]:
-    """Return the module folders of a checkout: `pythonpath`, then `src`, then the checkout itself."""
-    folders = [*(tree / path for path in pythonpath), tree / "src", tree]
+    """Return the module folders of a checkout: `pythonpath`, then the usual ones, the checkout itself last."""
+    folders = dict.fromkeys(tree / path for path in (*pythonpath, *USUAL_FOLDERS))
     return [str(folder) for folder in folders if folder.is_dir()]
 
 

@@ -24,13 +24,10 @@ from pathlib import Path
 from types import ModuleType
 
 from groupbench.operators.measure.loaded import C_SOURCES, library_folders, watch
-from groupbench.tracker.facts.measured_tree import MeasuredTree, measured_tree
+from groupbench.tracker.facts.measured_tree import USUAL_FOLDERS, MeasuredTree, measured_tree
 
 CODE_SUFFIXES = (*(".py", ".pyc", ".pyd", ".so"), *C_SOURCES, *(".ptx", ".cubin", ".fatbin", ".hsaco"))
 """Endings of files that are imported, loaded or compiled. Data files may be read from anywhere."""
-
-USUAL_FOLDERS = ("", "src", "python", "lib")
-"""Folders of a project in which its packages usually are, relative to its pyproject.toml."""
 
 MOST_LEVELS = 3
 """Levels below a project's folder in which a package is searched, if none of the usual folders has it."""

@@ -108,6 +108,11 @@ def test_a_size_with_a_default_may_be_negative() -> None:
     assert [shape.dims["dim"] for shape in sums.suites["default"]] == [-1, -2]
 
 
+def test_a_call_of_the_function_that_the_operator_replaced_says_so() -> None:
+    with pytest.raises(TypeError, match="scaled is the operator here: rename it, or import the module"):
+        defined()(1)
+
+
 def test_inputs_have_the_names_of_the_references_parameters() -> None:
     definition = defined()
     made = definition.operator.make_inputs(definition.sizes.parse("2,3"), "fp16", "cpu", 7)

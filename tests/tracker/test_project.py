@@ -56,14 +56,14 @@ def test_without_a_file_every_default_holds(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_paths_are_relative_to_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write(tmp_path / "part", f'pythonpath = ["lib", "missing"]\n{MEASURE}')
-    for name in ("lib", "src"):
+    write(tmp_path / "part", f'pythonpath = ["kernels", "missing", "lib"]\n{MEASURE}')
+    for name in ("kernels", "lib", "python", "src"):
         (tmp_path / "part" / name).mkdir()
     monkeypatch.chdir(tmp_path)
     loaded = project.load(tmp_path / "part" / NAME)
     folder = tmp_path / "part"
     assert loaded.database == str(folder / "groupbench.db")
-    assert loaded.python_path() == [str(folder / "lib"), str(folder / "src"), str(folder)]
+    assert loaded.python_path() == [*(str(folder / name) for name in ("kernels", "lib", "src", "python")), str(folder)]
     monkeypatch.chdir(folder)
     assert project.load().database == "groupbench.db"
 

@@ -14,6 +14,7 @@ import click
 
 from groupbench.tracker.cli.declared import command, flag, option
 from groupbench.tracker.cli.output import say
+from groupbench.tracker.facts.measured_tree import USUAL_FOLDERS
 from groupbench.tracker.facts.vocabulary import OPERATOR
 from groupbench.tracker.night import origin
 from groupbench.tracker.night.measuring import PROGRAM
@@ -99,7 +100,7 @@ def init(
     words["INSTALL"] = requirement or ("" if service == "github" else _ASK_GITLAB)
     plan, made = _write_plan(folder, bench, ours, numpy, words)
     ci_steps = _write_workflow(service, folder, top, words, requirement is not None, cpu or numpy)
-    _ignore(folder / ".gitignore", IGNORED + (_BUILT if _has_extension(folder) else ()))
+    _ignore(folder / ".gitignore", IGNORED + (() if _built_in(folder) is None else _BUILT))
     steps = [] if repository else ["git init # a run records its commit"]
     steps += [] if plan else _planning_steps(operator, folder, None if ours else bench)
     steps += [f"edit {bench}: make the inputs, and call your kernel"] if made else []
@@ -138,10 +139,11 @@ def _setup(folder: Path) -> str:
 
     `[build-system]` does not find modules next to setup.py, such as an old versioneer.py: -P leaves them out.
     """
-    if not _has_extension(folder):
+    built = _built_in(folder)
+    if built is None:
         return '# setup = "make"'
-    flag = " -P" if _build_backend(folder) == "setuptools.build_meta" else ""
-    return f'setup = "python{flag} setup.py build_ext --inplace"'
+    flag = " -P" if _build_backend(folder / built) == "setuptools.build_meta" else ""
+    return f'setup = "{built and f"cd {built} && "}python{flag} setup.py build_ext --inplace"'
 
 
 def _build_backend(folder: Path) -> str | None:
@@ -153,9 +155,15 @@ def _build_backend(folder: Path) -> str | None:
     return system.get("build-backend") if isinstance(system, dict) and not system.get("backend-path") else None
 
 
-def _has_extension(folder: Path) -> bool:
-    script = folder / "setup.py"
-    return script.is_file() and _EXTENSION.search(script.read_text(errors="replace")) is not None
+def _built_in(folder: Path) -> str | None:
+    """Return the folder, "" for this one, whose setup.py builds an extension, or None."""
+    scripts = {name: folder / name / "setup.py" for name in reversed(USUAL_FOLDERS)}
+    has = (
+        name
+        for name, script in scripts.items()
+        if script.is_file() and _EXTENSION.search(script.read_text(errors="replace"))
+    )
+    return next(has, None)
 
 
 def _service(folder: Path) -> str:

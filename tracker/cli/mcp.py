@@ -108,15 +108,16 @@ def reading_tools(db: str | None) -> list[Tool]:
         dtype: str | None = None,
         mode: str | None = None,
         since: str | None = None,
-        limit: int = 20,
+        limit: int | None = None,
     ) -> dict[str, Any]:
         """Show how each series changed from commit to commit, those with the largest change first.
 
         `shape` may contain the wildcards * and ?; `since` is a date (2026-01-31) or an age (7d); `limit` is the number
-        of newest points of each series. The answer has fewer if they are too many.
+        of newest points of each series: by default 20, and 3 of every series. The answer has fewer if it is too long.
         """
         where = {"operator": operator, "backend": backend, "shape": shape, "dtype": dtype, "mode": mode}
         narrow = "give operator, backend, shape or since for more points of fewer series"
+        limit = limit or (20 if any(where.values()) else 3)
         return ask(["history", *options(**where, since=since, limit=limit)], db, narrow, _series)
 
     def gate(run: str | None = None, why: str | None = None) -> dict[str, Any]:

@@ -60,16 +60,17 @@ _FACTS = (Column("fact", "fact"), Column("value", "value", wraps=True))
 def show(db: str, what: str = argument(metavar="ID"), form: Format = output_formats) -> None:
     """Show everything stored about a point or a run, such as its loaded files and those that differ from before.
 
-    ID is a point's id as `history --ids` prints it (12.3), or run: and the start of a run's id (run:3f2a).
+    ID is a point's id as `history --ids` prints it (12.3), the start of a run's id (3f2a or run:3f2a), or `latest`.
     """
     from groupbench.tracker.query.points import find_point
     from groupbench.tracker.query.resolve import find_run
 
     with reading(db) as session:
-        if what.startswith("run:"):
-            _run(session, find_run(session, what.removeprefix("run:") or None), form)
-        else:
+        if "." in what:
             _point(find_point(session, what), form)
+        else:
+            run = what.removeprefix("run:")
+            _run(session, find_run(session, None if run == "latest" else run), form)
 
 
 def _run(session: Session, run: RunRow, form: Format) -> None:

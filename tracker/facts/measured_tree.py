@@ -12,6 +12,9 @@ from groupbench.tracker.facts.programs import FOLDERS
 VARIABLE = "GROUPBENCH_MEASURED_TREE"
 """Environment variable that holds a `MeasuredTree` as JSON. Every process below the driver inherits it."""
 
+USUAL_FOLDERS = ("src", "python", "lib", "")
+"""Folders of a project in which its packages usually are, relative to its pyproject.toml."""
+
 
 @dataclass(frozen=True)
 class MeasuredTree:

@@ -138,6 +138,9 @@ OUTCOMES = {
 NOT_JUDGED = RunOutcome("not judged", FAINT)
 """The outcome of a run that passed although none of its latencies could be judged. Its exit code is OK."""
 
+BESIDES_CODE = ("toolchain", "infrastructure", "machine", "environment")
+"""Causes of which no author of a commit is to blame."""
+
 INCIDENT_STATES = {
     "new": BAD,
     "confirmed": BAD,

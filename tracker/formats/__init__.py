@@ -36,6 +36,9 @@ __all__ = ["FORMATS", "FormatError", "Loaded", "Options", "load"]
 NAMES_IN_NOTE = 3
 """Names in a note, for each reason."""
 
+NAMED = 300
+"""Most characters quoted from an unknown file."""
+
 HEAD_BYTES = 64 * 1024
 """Bytes at the start of a file by which its format is recognised."""
 
@@ -142,7 +145,10 @@ def one_line(name: object) -> Iterator[None]:
 def read(path: Path, format_name: str | None, options: Options) -> Loaded:
     """Return the records of a file, which `checked` has not seen. `one_line` turns its exceptions into IngestError."""
     form = _find(path, format_name, options)
-    results = tuple(form.read(path, options))
+    try:
+        results = tuple(form.read(path, options))
+    except FormatError as error:
+        raise _misread(form, path, error) from error
     records = tuple(result for result in results if isinstance(result, Record))
     left_out = tuple(result for result in results if isinstance(result, LeftOut))
     merged = tuple(result.column for result in results if isinstance(result, Merged))
@@ -160,16 +166,12 @@ def _find(path: Path, name: str | None, options: Options) -> Format:
         if name not in FORMATS:
             raise FormatError(no_such("no format", name, FORMATS))
         return _module(name)
-    head = b""
-    if not path.is_dir():
-        with path.open("rb") as file:
-            head = file.read(HEAD_BYTES).removeprefix(codecs.BOM_UTF8)
-        if not head.strip():
-            raise UnknownFormat("is empty")
-    for candidate in FORMATS:
-        form = _module(candidate)
-        if form.recognise(head, path):
-            return form
+    head = _head(path)
+    if not path.is_dir() and not head.strip():
+        raise UnknownFormat("is empty")
+    form = _recognised(head, path)
+    if form is not None:
+        return form
     advice = f"name it with --format ({', '.join(FORMATS)})"
     if _looks_like_csv(head, path):
         columns = head.split(b"\n", 1)[0].decode("utf-8", "replace").strip()
@@ -177,6 +179,28 @@ def _find(path: Path, name: str | None, options: Options) -> Format:
         missing = [name for name in ("commit", "date") if getattr(options, name) is None]
         advice += "".join(f"; map {name} too, or give --{name}" for name in missing)
     raise UnknownFormat(f"has no known format; {advice}")
+
+
+def _head(path: Path) -> bytes:
+    if path.is_dir():
+        return b""
+    with path.open("rb") as file:
+        return file.read(HEAD_BYTES).removeprefix(codecs.BOM_UTF8)
+
+
+def _recognised(head: bytes, path: Path) -> Format | None:
+    return next((form for form in map(_module, FORMATS) if form.recognise(head, path)), None)
+
+
+def _misread(form: Format, path: Path, error: FormatError) -> FormatError:
+    """Return the error for a file that a format cannot read, with what the file is if it has another one."""
+    head = _head(path)
+    if form.recognise(head, path):
+        return error
+    real = _recognised(head, path)
+    if real is None:
+        return FormatError(f"does not look like {form.TITLE}: {error.message[:NAMED]}")
+    return FormatError(f"looks like {real.TITLE}, not like {form.TITLE}; omit --format")
 
 
 def _looks_like_csv(head: bytes, path: Path) -> bool:

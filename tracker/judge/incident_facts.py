@@ -55,10 +55,7 @@ class Causes:
         alert, span, place = row.alert, row.span, _place(row)
         places = sorted(self._places[run] for run in _runs(row))
         named = span.named[0].commits[-1]["hash"] if span is not None and span.named else None
-        size = None if row.change is None or row.change <= -1 else abs(math.log1p(row.change))
-        effect = row.effect
-        has_interval = effect.low is not None and effect.high is not None and effect.low > -1 and effect.high > -1
-        noise = (math.log1p(effect.high or 0.0) - math.log1p(effect.low or 0.0)) / 4 if has_interval else 0.0
+        size, noise = _size(row)
         joins = alert is not None and alert.incident.state in ACTIVE
         return Change(
             key=key,
@@ -71,12 +68,22 @@ class Causes:
             wrong=row.what == "result",
             files=self._files.get(place, frozenset()) if place else frozenset(),
             commit=named,
-            noise=max(noise, NOISE),
+            noise=noise,
             incident=alert.incident.pk if alert is not None and joins else None,
             metric=row.what or "",
             exact=row.what != LATENCY.name and (row.metric is None or row.metric.rule != "scatter"),
             series=row.series.pk,
         )
+
+
+def _size(row: Judged) -> tuple[float | None, float]:
+    """Return the change's logarithm without its sign, and its standard error: by the A/B if there is one."""
+    one, by_history = row.compared, (row.change, row.effect.low, row.effect.high)
+    has_ab = one is not None and one.decided and one.effect is not None
+    ends = (None if each is None or each <= -1 else math.log1p(each) for each in by_history)
+    size, low, high = (one.effect, one.low, one.high) if one is not None and has_ab else ends
+    noise = 0.0 if low is None or high is None else (high - low) / 4
+    return None if size is None else abs(size), max(noise, NOISE)
 
 
 def _surroundings(row: Judged) -> str:

@@ -27,7 +27,7 @@ from typing import Any, ClassVar
 
 from groupbench.tracker.facts.identity import SHOWN
 from groupbench.tracker.facts.metrics import LATENCY, METRICS, named, of_alert, relative
-from groupbench.tracker.facts.verdicts import INCIDENT_STATES
+from groupbench.tracker.facts.verdicts import BESIDES_CODE, INCIDENT_STATES
 from groupbench.tracker.judge.spans import Span, agreed
 from groupbench.tracker.query.rows import EnvironmentRow, RunRow, SeriesRow
 from groupbench.tracker.query.tables import FlatRow, of_part, of_row
@@ -49,7 +49,6 @@ ITSELF = "groupbench"
 MOVED = 0.8
 """Share of the cost that is found elsewhere as a gain, from which the incident is time that moved."""
 BY_CODE = ("code", "tuning", "undone")
-BESIDES_CODE = ("infrastructure", "machine", "environment")
 
 _AT_RUN = re.compile(r"(: )?run \S+ at \S+$")
 """The end of a reason naming the run, as `incident_moves` writes it."""
@@ -179,8 +178,8 @@ class IncidentRow(FlatRow):
         members = tuple(each for each in self.members if each.ended is None) or self.members
         changes = [each.change for each in members if each.change is not None]
         reach = signed_ends(min(changes), max(changes)) if changes else ""
-        what = [_some(dict.fromkeys(each.metric for each in members)), " to ".join(dict.fromkeys(reach.split(" to ")))]
-        backends = _some(sorted({f"{each.series.operator} {each.series.backend}" for each in members}))
+        what = [names(dict.fromkeys(each.metric for each in members)), " to ".join(dict.fromkeys(reach.split(" to ")))]
+        backends = names(sorted({f"{each.series.operator} {each.series.backend}" for each in members}))
         number = len({each.series.pk for each in members})
         where = f"{backends} {members[0].series.shape}" if number == 1 else f"{number} series of {backends}"
         words = ["moved:" if self.has_moved else "", *(["wrong result"] if self.is_wrong else what), "in", where]
@@ -278,7 +277,7 @@ class IncidentRow(FlatRow):
     @property
     def cause(self) -> str | None:
         """The members' causes."""
-        return _some(dict.fromkeys(each.cause for each in self.members if each.cause)) or None
+        return names(dict.fromkeys(each.cause for each in self.members if each.cause)) or None
 
 
 @dataclass(frozen=True)
@@ -445,7 +444,7 @@ def _search(one: IncidentRow) -> str | None:
     return words + (f" --metric {metric}" if metric != "latency" else "")
 
 
-def _some(words: Iterable[str]) -> str:
+def names(words: Iterable[str]) -> str:
     """Return the first few words, and count the others."""
     listed = list(words)
     more = len(listed) - _NAMES

@@ -235,11 +235,13 @@ def elsewhere(data: GateData, point: PointRow, past: Past, least: float) -> tupl
 
 
 def lines(rows: Sequence[Judged], run: RunRow) -> list[str]:
-    """Return a line for each transition that this run is the first to show, with the range of the changes."""
+    """Return a line for each transition that is new or has rows to decide, with the range of the changes."""
     groups: dict[tuple[tuple[str, ...], bool, bool], list[Judged]] = {}
     for row in rows:
         transition = row.transition
-        if transition is not None and transition.after.pk == run.pk and row.what in (None, "latency"):
+        undecided = not (row.verdict.quiet or row.verdict.fails)  # a failing one has an incident
+        is_open = transition is not None and (transition.after.pk == run.pk or undecided)
+        if transition is not None and is_open and row.what in (None, "latency"):
             key = transition.differences, transition.code_changed, transition.machine
             groups.setdefault(key, []).append(row)
     return [_line(*key, moved_rows) for key, moved_rows in groups.items()]

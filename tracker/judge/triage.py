@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 
 from groupbench.tracker.facts.record import MEASURED
 from groupbench.tracker.judge import members
-from groupbench.tracker.judge.incident_rows import ACTIVE, STATES, IncidentRow, MemberRow
+from groupbench.tracker.judge.incident_rows import ACTIVE, STATES, IncidentRow, MemberRow, names
 from groupbench.tracker.judge.members import number_of_commits
 from groupbench.tracker.judge.nights import keys_of_night
 from groupbench.tracker.judge.pasts import authors
@@ -26,13 +26,15 @@ from groupbench.tracker.query.series import series_rows
 from groupbench.tracker.query.traffic import CallsOf
 from groupbench.tracker.store import comparisons
 from groupbench.tracker.store.chunks import chunks
-from groupbench.tracker.store.schema import TIMED_POINT, Commit, Point, Run, Series
+from groupbench.tracker.store.schema import NEWEST_FIRST, TIMED_POINT, Commit, Point, Run, Series
 from groupbench.tracker.text.wording import counted
 from groupbench.tracker.tools import git
 
 NO_CALLS = CallsOf()
 MOST = 6
 """Most incidents on the first screen, at three lines each."""
+ASKED = 100
+"""Number of unmeasured series whose last result is looked for."""
 GAINED = 0.02
 """Least relative gain of another problem that counts as time moved to the incident."""
 
@@ -172,15 +174,23 @@ def notes(session: Session, calls: CallsOf) -> list[str]:
 
 
 def unmeasured(session: Session) -> str:
-    """Return the cells without a result in the newest night: `not measured: 3 error, 1 oom`; empty if none."""
+    """Return the cells without a result in the newest night, such as `not measured: 3 oom of gemm helion, last ...`."""
     run = latest_run(session)
     if run is None:
         return ""
     query = select(Point.series_id, Point.status).where(Point.run_id.in_(keys_of_night(session, run)))
     measured = query.where(Point.status.in_(MEASURED)).with_only_columns(Point.series_id)
     rest = query.where(Point.status.not_in(MEASURED), Point.series_id.not_in(measured)).order_by(Point.id)
-    counts = Counter({series: status for series, status in session.execute(rest)}.values())  # noqa: C416 # rows
-    return f"not measured: {', '.join(f'{number} {status}' for status, number in counts.items())}" if counts else ""
+    statuses = {series: status for series, status in session.execute(rest)}  # noqa: C416 # rows
+    if not statuses:
+        return ""
+    counts = ", ".join(f"{number} {status}" for status, number in Counter(statuses.values()).items())
+    backends = {f"{each.operator} {each.backend}" for each in series_rows(session, statuses).values()}
+    before = select(Run.started, Commit.hash).join(Commit).join(Point, Point.run_id == Run.id)
+    of_some = before.where(Point.series_id.in_(list(statuses)[:ASKED]), Point.status.in_(MEASURED))
+    last = session.execute(of_some.order_by(*NEWEST_FIRST).limit(1)).first()
+    since = f", last measured {last.started:%Y-%m-%d} at {last.hash[:10]}" if last else ", never measured before"
+    return f"not measured: {counts} of {names(sorted(backends))}{since}; `groupbench gate` lists them"
 
 
 def screen(incidents: Sequence[IncidentRow], notes: Sequence[str], most: int | None = MOST) -> list[str]:

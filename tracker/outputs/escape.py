@@ -12,11 +12,13 @@ import re
 import string
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from groupbench.tracker.text.wording import printable
 
-_SAFE = re.compile(r"(?:(?![a-z]+:\w|www\.|GH-)[\w ,;%+→…()='’.-]|:(?= |\d))*", re.IGNORECASE)
+_SAFE = re.compile(r"(?:(?![a-z]+:\w|www\.|GH-)[\w ,;%+→…()='’./-]|:(?=$|\d))*", re.IGNORECASE)
+_PIECES = re.compile(r"`([^`|]+)`| +|[^ `]+?(?=[,;:.)]*(?:[ `]|$))|[,;:.)]+|`")
 _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _REFERENCES = {ord(char): f"&#{ord(char)};" for char in string.punctuation}
 
@@ -24,7 +26,11 @@ _REFERENCES = {ord(char): f"&#{ord(char)};" for char in string.punctuation}
 def shown(text: str, most: int) -> str:
     """Return at most `most` characters on one line, without control characters; a cut text ends with an ellipsis."""
     flat = printable(text)
-    return flat if len(flat) <= most else flat[: max(most - 2, 0)].rstrip() + " …"
+    if len(flat) <= most:
+        return flat
+    cut = flat[: max(most - 2, 0)]
+    whole = cut if cut.count("`") % 2 == 0 else cut[: cut.rindex("`")]  # never half a command
+    return whole.rstrip() + " …"
 
 
 def code(text: str) -> str:
@@ -38,9 +44,15 @@ def code(text: str) -> str:
 
 
 def words(text: str) -> str:
-    """Return a text as plain Markdown if every renderer shows it unchanged, else as code."""
+    """Return a text as plain Markdown, in which code is code, and so is each word that a renderer might change."""
     flat = printable(text)
-    return flat if "_" not in flat and _SAFE.fullmatch(flat) else code(flat)
+    pieces = [f"`{match[1]}`" if match[1] else _word(match[0]) for match in _PIECES.finditer(flat)]
+    touch = any(one[-1] in "`>" and two[0] in "`<" for one, two in pairwise(pieces))
+    return code(flat) if touch else "".join(pieces)
+
+
+def _word(text: str) -> str:
+    return text if "_" not in text and _SAFE.fullmatch(text) else code(text)
 
 
 def link(text: str, url: str | None) -> str:

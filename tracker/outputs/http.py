@@ -13,10 +13,8 @@ import urllib.error
 import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import Any
 from urllib.parse import urlsplit
-
-from tenacity import RetryCallState, Retrying, retry_if_exception_type
 
 from groupbench.tracker.facts.errors import OutputError
 from groupbench.tracker.text.wording import counted, printable
@@ -95,14 +93,18 @@ def send(request: HttpRequest, *, what: str, repeat: bool = True) -> HttpRespons
 
     Raises HttpRefused if the server refuses, OutputError for any other failure, each with a one-line message.
     """
-    patient = Retrying(
-        retry=retry_if_exception_type(_TryAgain),
-        wait=_wait,
-        stop=_ends,
-        sleep=sleep,
-        retry_error_callback=_give_up,
-    )
-    return patient(_attempt, request, what, repeat)
+    attempt, waited_s = 1, 0.0
+    while True:
+        try:
+            return _attempt(request, what, repeat)
+        except _TryAgain as failure:
+            wait_s = 2.0 ** (attempt - 1) if failure.wait_s is None else failure.wait_s
+            waited_s += wait_s
+            if attempt == REQUEST_ATTEMPTS or waited_s > RETRY_WAIT_S:
+                times = counted(attempt, "attempt")
+                raise OutputError(f"{failure.message}; given up after {times}") from None
+        sleep(wait_s)
+        attempt += 1
 
 
 def _attempt(request: HttpRequest, what: str, repeat: bool) -> HttpResponse:
@@ -127,25 +129,6 @@ def _attempt(request: HttpRequest, what: str, repeat: bool) -> HttpResponse:
     if not accepted and response.status < 500 and not _is_limit(response):
         raise HttpRefused(failure + _advice(response.status), response.status)
     raise _TryAgain(failure, _requested_wait(response))
-
-
-def _wait(state: RetryCallState) -> float:
-    wait_s = _failure(state).wait_s
-    return 2.0 ** (state.attempt_number - 1) if wait_s is None else wait_s
-
-
-def _ends(state: RetryCallState) -> bool:
-    return state.attempt_number >= REQUEST_ATTEMPTS or state.idle_for + state.upcoming_sleep > RETRY_WAIT_S
-
-
-def _give_up(state: RetryCallState) -> NoReturn:
-    raise OutputError(f"{_failure(state).message}; given up after {counted(state.attempt_number, 'attempt')}") from None
-
-
-def _failure(state: RetryCallState) -> _TryAgain:
-    failure = None if state.outcome is None else state.outcome.exception()
-    assert isinstance(failure, _TryAgain)
-    return failure
 
 
 def host(url: str) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from groupbench.tracker.facts.verdicts import Verdict
+from groupbench.tracker.facts.verdicts import BESIDES_CODE, Verdict
 from groupbench.tracker.outputs.escape import MARKDOWN, Style, code, link, shown, size, words
 from groupbench.tracker.text.terminal import shortened
 from groupbench.tracker.text.wording import latency, printable, short_number, signed_change
@@ -74,10 +74,12 @@ def head(result: GateResult, level: str) -> str:
 
 
 def changes(page: MarkdownPage, result: GateResult, most: int) -> None:
-    """Add the open incidents, then a line for each other group of series that changed together."""
+    """Add the open incidents, the changes of the environment, and a line for each other group that changed."""
     for view in result.incidents[:most]:
         state, *facts = (words(line.strip()) for line in view.lines)
         page.add("\n".join([f"- **incident** {state}", *(f"  - {line}" for line in facts)]) + "\n")
+    for line in result.gate.transitions:
+        page.add(f"- {words(line)}\n")
     groups = result.groups
     for number, group in enumerate(groups):
         text = f"- {group_line(group, result.place)}\n"
@@ -88,7 +90,7 @@ def changes(page: MarkdownPage, result: GateResult, most: int) -> None:
             page.add(f"- and {len(groups) - number} more groups of series\n")
             break
         page.add(text)
-    page.add("\n" if groups else "")
+    page.add("\n" if groups or result.gate.transitions else "")
 
 
 def group_line(group: ChangeGroup, place: CiLocation, style: Style = MARKDOWN) -> str:
@@ -103,7 +105,9 @@ def group_line(group: ChangeGroup, place: CiLocation, style: Style = MARKDOWN) -
     if len(group.rows) == 1:
         parts.append(style.code(shortened(printable(first.series.shape), style.shape)))
     if first.span is not None:
-        parts.append(f"since {first.span.date}, {commit(first.span, place, style)}")
+        by_code = first.cause not in BESIDES_CODE
+        shown_commit = commit(first.span, place, style) if by_code else style.code(first.span.label)
+        parts.append(f"since {first.span.date}, {shown_commit}")
     if first.cause:
         parts.append(f"cause {first.cause}")
     if note and first.what != "accuracy":

@@ -60,10 +60,12 @@ class GateResult:
 
     @property
     def groups(self) -> list[ChangeGroup]:
-        """Rows of no incident that changed together, the most severe first: thirty slower shapes are one group."""
+        """Rows of no incident that changed together, except unchanged ones: thirty slower shapes are one group."""
         of_incidents = {(each.series.pk, each.metric) for view in self.incidents for each in view.members}
         others = (
-            row for row in self.gate.notable if not row.verdict.fails or (row.series.pk, row.what) not in of_incidents
+            row
+            for row in self.gate.notable
+            if row.verdict is not Verdict.OK and (row.series.pk, row.what) not in of_incidents
         )
         return [ChangeGroup(tuple(rows)) for rows in grouped(others, _together).values()]
 

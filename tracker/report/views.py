@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from groupbench.tracker.facts.environment import IDENTITY_FIELDS
 from groupbench.tracker.facts.grouping import grouped
 from groupbench.tracker.facts.record import MEASURED
-from groupbench.tracker.facts.verdicts import FAINT, GOOD, Verdict, tone_of, tone_of_count
+from groupbench.tracker.facts.verdicts import BESIDES_CODE, FAINT, GOOD, Verdict, tone_of, tone_of_count
 from groupbench.tracker.judge.verdicts import Gate, Judged, count
 from groupbench.tracker.query.rows import PointRow, RunRow, SeriesRow
 from groupbench.tracker.report.cells import Row, Table, TableCell, number, plus_minus
@@ -120,9 +120,10 @@ def _first_commit(row: Judged) -> TableCell:
     span = row.span
     if span is None:
         return TableCell("")
-    text = f"{span.label} {span.subject or ''}".strip()
+    subject, author = (None, None) if row.cause in BESIDES_CODE else (span.subject, span.author)
+    text = f"{span.label} {subject or ''}".strip()
     base = "" if span.base is None or span.named else f"last before: {span.base.state}"
-    more = [f"since {span.date}", span.author and f"by {span.author}", span.remark, base]
+    more = [f"since {span.date}", author and f"by {author}", span.remark, base]
     return TableCell(text, "message", more=", ".join(filter(None, more)) or None)
 
 

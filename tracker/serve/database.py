@@ -11,7 +11,7 @@ import math
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from sqlalchemy import Connection, event, func, select
@@ -118,7 +118,7 @@ def open_to_read(location: str) -> Database:
 
 def open_to_write(location: str) -> Store:
     """Open a database for incident changes. Raises StoreError on failure."""
-    store = open_store(location, create=False)
+    store = replace(open_store(location, create=False), queues=False)
     _be_impatient(store)
     return store
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
@@ -60,8 +59,7 @@ def change(site: Site, parameters: Parameters, person: Person) -> tuple[list[dic
     Raises BadRequest or QueryError for invalid parameters, NotFound for an unknown incident, and StoreError if this
     server is read-only or the database fails.
     """
-    requested = _requested(parameters, person)
-    keys, action = requested.keys, requested.action
+    keys, action, reason, who, until, back = _requested(parameters, person)
     if site.writer is None:
         raise StoreError("this server only reads")
     now = datetime.now(UTC)
@@ -70,11 +68,9 @@ def change(site: Site, parameters: Parameters, person: Person) -> tuple[list[dic
         for key in keys:
             if key not in stored_keys:
                 raise NotFound(f"no incident {key}; /incidents?state=all lists them")
-        changed = incident_moves.change(
-            session, keys, ACTIONS[action], requested.who, requested.reason, now, until=requested.until, lookup=_unknown
-        )
+        changed = incident_moves.change(session, keys, ACTIONS[action], who, reason, now, until=until, lookup=_unknown)
         views = triage.of(session, site.traffic.resolve(session), asks_git=False, keys=changed)
-        return [incident_data(view) for view in views], local(requested.back)
+        return [incident_data(view) for view in views], local(back)
 
 
 def _unknown(name: str) -> str | None:
@@ -82,20 +78,11 @@ def _unknown(name: str) -> str | None:
     return None
 
 
-@dataclass(frozen=True)
-class _Requested:
-    """A request to change incidents."""
+def _requested(parameters: Parameters, person: Person) -> tuple[Sequence[int], str, str, str, str | None, str]:
+    """Return a request's incidents, action, reason, person, end and path to return to.
 
-    keys: Sequence[int]
-    action: str
-    reason: str
-    who: str
-    until: str | None
-    back: str  # path to return to
-
-
-def _requested(parameters: Parameters, person: Person) -> _Requested:
-    """Parse a request's parameters. Raises BadRequest for missing or contradictory parameters."""
+    Raises BadRequest for missing or contradictory parameters.
+    """
     keys, action = parameters.keys("incident"), parameters.choice("action", tuple(ACTIONS), "")
     reason, until = parameters.text("reason"), parameters.text("until")
     who = person.who if person.session else parameters.text("who")  # only programs name themselves
@@ -112,7 +99,7 @@ def _requested(parameters: Parameters, person: Person) -> _Requested:
         raise BadRequest(f"{action} needs a reason")
     if until is not None and action != "expect":
         raise BadRequest("until goes with expect alone")
-    return _Requested(keys, action, reason, who, until, back)
+    return keys, action, reason, who, until, back
 
 
 def local(path: str) -> str:

@@ -12,7 +12,7 @@ import jinja2
 from markupsafe import Markup
 from starlette.requests import Request
 
-from groupbench.tracker.facts.verdicts import INCIDENT_STATES, TONES
+from groupbench.tracker.facts.verdicts import BESIDES_CODE, INCIDENT_STATES, TONES
 from groupbench.tracker.report.templates import REPORT, environment
 from groupbench.tracker.serve import static
 from groupbench.tracker.serve.frame import wants_json
@@ -87,6 +87,7 @@ def _environment() -> jinja2.Environment:
         style_marks=static.style_marks,
         spark=spark,
         marks=MARKS,
+        besides_code=BESIDES_CODE,
         incident_states=INCIDENT_STATES,
     )
     return templates

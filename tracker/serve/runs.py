@@ -35,7 +35,8 @@ def overview(site: Site, parameters: Parameters) -> Page:
             )
         verdict, again = verdict_data(site.verdict(session, run), paging)
         counts = queries.incident_counts(session)
-        incidents = triage.of(session, site.traffic.resolve(session), asks_git=False, states=OPEN)
+        calls = site.traffic.resolve(session)
+        incidents = triage.of(session, calls, asks_git=False, states=OPEN)
         _, newest = queries.find_runs(session, [], limit=LIMITS.runs, offset=0)
         data = {
             "run": run_data(site, session, run),
@@ -43,6 +44,7 @@ def overview(site: Site, parameters: Parameters) -> Page:
             "incidents": {
                 "counts": {state: counts[state] for state in STATES if counts.get(state)},
                 "open": [incident_data(one) for one in incidents[: triage.MOST]],
+                "notes": triage.notes(session, calls),
             },
             "runs": [run_data(site, session, row) for row in newest],
         }

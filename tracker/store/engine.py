@@ -6,12 +6,13 @@ is migrated. Every failure is a one-line StoreError and leaves the file as it wa
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import sqlite3
 import zlib
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,7 @@ class Store:
 
     engine: Engine
     name: str  # for messages, without the password
+    queues: bool = True  # a writer waits for those before it, however long they take
 
     @contextmanager
     def read(self) -> Iterator[Session]:
@@ -60,10 +62,29 @@ class Store:
         Raises StoreError.
         """
         engine = self.engine.execution_options(begin="BEGIN IMMEDIATE")
-        with self.errors_translated(), Session(engine) as session, session.begin():
+        with self.errors_translated(), self._turn(), Session(engine) as session, session.begin():
             if engine.dialect.name == "postgresql":
                 session.execute(text("LOCK TABLE series IN SHARE ROW EXCLUSIVE MODE"))
             yield session
+
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        """Wait for the writers before this one: SQLite itself polls, in no order, and gives up.
+
+        The lock is of the write-ahead log, which SQLite does not lock, and which exists while a connection is open.
+        """
+        handle = -1
+        if self.queues and self.engine.dialect.name == "sqlite":
+            with self.engine.connect() as connection:
+                connection.exec_driver_sql("SELECT 1 FROM sqlite_master")  # opens the log; the pool keeps it open
+            with suppress(OSError):  # no log, or a file system without locks
+                handle = os.open(f"{self.engine.url.database}-wal", os.O_RDONLY)
+                fcntl.flock(handle, fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            if handle >= 0:
+                os.close(handle)
 
     def compact(self) -> None:
         """Return free space to the file system. Raises StoreError, for example if the disk has no room for a copy."""

@@ -362,6 +362,13 @@ def test_a_project_without_a_gpu_needs_no_gpu_runner(service: str, repository: P
     assert "add a runner" not in done.output
 
 
+def test_a_build_in_a_usual_folder_is_found(repository: Path) -> None:
+    (repository / "python").mkdir()
+    (repository / "python/setup.py").write_text("setup(ext_modules=[Extension('a', ['a.c'])])")
+    run("--ci", "none")
+    assert project.load().settings.setup == "cd python && python setup.py build_ext --inplace"
+
+
 @pytest.mark.parametrize(
     ("system", "flag"),
     [

@@ -177,9 +177,10 @@ def test_the_last_line_is_of_the_whole_night(cli: Cli, stored: Stored, make: Any
     failed = [make(1, backend=name, status=status, **facts) for name, status in (("a", "error"), ("b", "oom"))]
     stored([make(1, **facts), *failed])
     stored([make(1, backend="a", run="run-001-more", **facts)])
-    assert "not measured: 1 oom" in cli("incidents").stdout
-    stored([make(2, backend="c", status="timeout")])
-    assert cli("incidents").stdout == "not measured: 1 timeout\n"
+    oom = "not measured: 1 oom of grouped_gemm b, never measured before; `groupbench gate` lists them"
+    assert oom in cli("incidents").stdout
+    stored([make(2, status="timeout")])
+    assert "1 timeout of grouped_gemm triton, last measured 2026-01-02 at 001cccccc" in cli("incidents").stdout
 
 
 def test_an_incident_has_three_lines_whatever_a_reason_contains(two_shapes: Cli) -> None:

@@ -24,7 +24,7 @@ from groupbench.tracker.judge.headline import summary as first_line
 from groupbench.tracker.judge.incident_rows import IncidentRow, MemberRow, StateChange
 from groupbench.tracker.judge.verdicts import Effect, Gate, Judged, Span, exit_code
 from groupbench.tracker.outputs import FORMATS, comment, http, junit, sarif, source, summary, webhook
-from groupbench.tracker.outputs.escape import code, size, slack, words
+from groupbench.tracker.outputs.escape import code, shown, size, slack, words
 from groupbench.tracker.outputs.result import CiLocation, GateResult, ci_place
 from groupbench.tracker.outputs.verdict import render as render_json
 from groupbench.tracker.query.rows import EnvironmentRow, PointRow, RunRow, SeriesRow
@@ -226,6 +226,27 @@ def test_code_shows_the_text_as_it_is(text: str) -> None:
     table = f"| a | b |\n| --- | --- |\n| {code(text)} | {words(text)} |\n"
     assert rendered(table).seen <= {"table", "thead", "tbody", "tr", "th", "td", "code"}
     assert rendered(f"| a |\n| --- |\n| {code(text)} |\n").inside == printable(text)
+
+
+def test_a_command_in_a_sentence_stays_code_and_the_sentence_text() -> None:
+    text = "fix or revert abc of helion_x, or `groupbench incidents expect 3 --reason TEXT` by @me"
+    expected = "fix or revert abc of `helion_x`, or `groupbench incidents expect 3 --reason TEXT` by `@me`"
+    assert words(text) == expected
+
+
+@pytest.mark.parametrize(("cause", "blamed"), [("code", True), ("toolchain", False)])
+def test_an_author_is_named_only_if_the_code_is_the_cause(cause: str, blamed: bool) -> None:
+    rows = [judged(1, "unresolved", "Ada", note="", cause=cause), judged(2, "ok", "Bob", loud=True)]
+    result = result_of(rows)
+    result = replace(result, gate=replace(result.gate, transitions=("driver 570.1 → 580.2: 1 series moved",)))
+    text = comment.render(result).partition("<details>")[0]
+    assert ("by `Ada`" in text) is blamed
+    assert "- driver 570.1 → 580.2: 1 series moved\n" in text
+    assert "**ok**" not in text
+
+
+def test_a_cut_text_has_no_half_command() -> None:
+    assert words(shown("run `groupbench gate` or `groupbench confirm` now", 35)) == "run `groupbench gate` or …"
 
 
 def test_nothing_is_read_as_markup_in_a_subject() -> None:

@@ -34,8 +34,10 @@ def test_the_overview_says_what_the_gate_says(nights: Any, serve: Client, cli: C
     assert row["change"] == pytest.approx(0.05, abs=0.003)
     assert body["incidents"]["counts"] == {"new": 1}
     assert body["runs"][0]["counts"] == {"ok": 4, "unavailable": 1}
-    page = client.get("/").text
-    assert all(text in page for text in (line, "regressed", "+5.0%", "Not measured", "/incidents/1"))
+    page, (unmeasured,) = client.get("/").text, body["incidents"]["notes"]
+    assert "not measured: 1 unavailable of grouped_gemm" in unmeasured
+    note = unmeasured.partition(";")[0]
+    assert all(text in page for text in (line, "regressed", "+5.0%", "Not measured", "/incidents/1", note))
     assert "needs &lt;/script&gt;" in page
 
 

@@ -10,6 +10,7 @@ import random
 import sqlite3
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import closing
 from pathlib import Path
 from types import FrameType
@@ -198,6 +199,19 @@ def test_a_wait_for_another_writer_ends_in_one_line(
         assert cli("list", "runs").exit_code == 0  # a reader never waits
     with pytest.raises(StoreError, match="no such database"):
         open_store(path.with_name("none.db"), create=False)
+
+
+def test_a_writer_waits_for_one_that_takes_longer_than_sqlite_does(
+    stored: Any, make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = stored([make()])
+    monkeypatch.setattr(stores, "BUSY_SECONDS", 0.05)
+    with open_store(path, create=False) as slow, open_store(path, create=False) as other, ThreadPoolExecutor() as pool:
+        with slow.write() as session:
+            session.connection()  # begins the transaction
+            second = pool.submit(ingest, other, [(1, make(1))], "file")
+            wait([second], timeout=0.5)
+        assert second.result().added == 1
 
 
 def test_leftovers_of_a_killed_process_are_removed_by_the_next(
