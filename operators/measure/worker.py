@@ -25,7 +25,7 @@ from typing import Any, ClassVar
 import msgspec
 
 from groupbench.operators.errors import GroupbenchError, PlanError, UsageError, WorkerLost
-from groupbench.operators.measure import cell, confine, host_memory, judge, servers, warden
+from groupbench.operators.measure import cell, confine, folders, host_memory, judge, servers, warden
 from groupbench.operators.measure.channel import BadReply, Channel
 from groupbench.operators.measure.faults import authors_frame, shown
 from groupbench.operators.measure.servers import ForkServer
@@ -134,9 +134,11 @@ class Worker:
     idle: ClassVar[Callable[[], None] | None] = None  # called on a GPU's machine as soon as no request waits
     server: ClassVar[ForkServer] = servers.CELLS
 
-    def __init__(self, device: str, timeout_s: float) -> None:
+    def __init__(self, device: str, timeout_s: float, caches: Path | None = None) -> None:
+        """Start the process, with compiled code in `caches`, by default as long as the process."""
         self.timeout_s = timeout_s
-        self._log = tempfile.TemporaryFile()  # noqa: SIM115 - without a name, as long as the process
+        self._folders = folders.new(caches) if self.server is servers.CELLS else None
+        self._log = os.fdopen(os.memfd_create("log"), "rb")  # no folder is writable for the process and for others
         # Append, since a shell that the backend starts may truncate the file.
         fcntl.fcntl(self._log, fcntl.F_SETFL, fcntl.fcntl(self._log, fcntl.F_GETFL) | os.O_APPEND)
         self._begun = 0
@@ -149,7 +151,7 @@ class Worker:
         idle = type(self).idle if device == "cuda" else None
         self._process = self.server.fork(
             _serve,
-            *(self.handler, idle, device, host_memory.limit(), self.server is servers.CELLS),
+            *(self.handler, idle, device, host_memory.limit(), self._folders),
             descriptors=(child_end.fileno(), self._log.fileno(), self._file),
         )
         log.info("process %s: started as %s on %s", self._process.pid, type(self).__name__.lower(), device)
@@ -273,6 +275,8 @@ class Worker:
         self.kill()
         self._log.close()
         os.close(self._file)
+        if self._folders is not None:
+            self._folders.remove()
 
     def _abort(self, over: int) -> None:
         """Let Python's fault handler write where a silent process is, and end it. A backend may have disabled both."""
@@ -340,7 +344,7 @@ def living(judge: Judge | None, device: str, timeout_s: float) -> Judge:
 
 def _serve(
     connection: int, log: int, file: int, handler: type, idle: Callable[[], None] | None, device: str, memory: int,
-    confined: bool,
+    within: folders.Folders | None,
 ) -> None:  # fmt: skip
     """Answer requests below a warden with at most `memory` bytes.
 
@@ -353,20 +357,21 @@ def _serve(
             resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
 
     def serve() -> None:
-        if confined:
-            _enter_cell()
+        if within is not None:
+            _enter_cell(within)
         cell.answer_requests(Connection(connection), handler(file), idle)
 
     warden.guard(serve, keep=(connection, file), log=log, memory=memory)
 
 
-def _enter_cell() -> None:
-    """Confine this process. Those that it starts find the measured modules, as it does."""
-    os.environ |= add_measured_folders(os.environ)
+def _enter_cell(within: folders.Folders) -> None:
+    """Confine this process. Those that it starts find the measured modules, and its folders, as it does."""
+    os.environ |= add_measured_folders(os.environ) | within.variables()
+    tempfile.tempdir = None  # another one, if the fork server has asked for it
     # CUDA does not start in a child of a confined process. Inductor's compile workers only ask whether there is a GPU,
     # and this makes torch ask NVML.
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
-    confine.confine()
+    confine.confine(within.writable)
 
 
 def _as_its_own(failure: Failure) -> Failure:
