@@ -20,6 +20,7 @@ Reading is not restricted, nor the network: a backend has the rights of its user
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import itertools
 import os
@@ -102,6 +103,8 @@ def _mount_read_only(libc: ctypes.CDLL, writable: list[str]) -> tuple[str, ...]:
     done = _set_read_only(libc, "/", True)
     for folder in ("/proc", str(_SHARED_MEMORY), *writable):
         _set_read_only(libc, folder, False)
+    with contextlib.suppress(OSError):
+        os.chdir(Path.cwd())  # or it would still be below the outer mount
     return ("mounts",) if done else ()
 
 

@@ -44,14 +44,16 @@ class Folders:
 
     own     for temporary files; removed with the process
     caches  for compiled code
+    users   those that the user's setting adds
     """
 
     own: Path
     caches: Path
+    users: tuple[Path, ...]
 
     @property
     def writable(self) -> tuple[Path, ...]:
-        return (self.own, self.caches, *map(Path, filter(None, os.environ.get(SETTING, "").split(os.pathsep))))
+        return self.own, self.caches, *self.users
 
     def variables(self) -> dict[str, str]:
         """Return the environment variables by which programs find the folders."""
@@ -66,7 +68,7 @@ def new(caches: Path | None = None) -> Folders:
     """Make the folders of a process. Without `caches`, compiled code is removed with the process."""
     own = _scratch(os.getpid()) / str(next(_numbers))
     own.mkdir(0o700)
-    return Folders(own, caches or own)
+    return Folders(own, caches or own, tuple(map(Path, filter(None, os.environ.get(SETTING, "").split(os.pathsep)))))
 
 
 def caches_in(folder: Path) -> dict[str, str]:

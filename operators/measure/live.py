@@ -192,6 +192,7 @@ class Live:
 
     def _timed(self, secret: int, calls: int | None = None) -> witness.Timed | Failure:
         """Measure a burst by this process's clocks. Returns a Failure if it names impossible steps."""
+        self.worker.keep_on_processors()
         before = (*self.rest.clocks(), *self.worker.thread_s())
         burst: Burst | Failure = self.ask("burst", secret, calls)
         if isinstance(burst, Failure):

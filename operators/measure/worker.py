@@ -27,6 +27,7 @@ import msgspec
 from groupbench.operators.errors import GroupbenchError, PlanError, UsageError, WorkerLost
 from groupbench.operators.measure import cell, confine, folders, host_memory, judge, servers, warden
 from groupbench.operators.measure.channel import BadReply, Channel
+from groupbench.operators.measure.environment import host_threads
 from groupbench.operators.measure.faults import authors_frame, shown
 from groupbench.operators.measure.servers import ForkServer
 from groupbench.operators.measure.texts import joined_lines, storable
@@ -137,6 +138,7 @@ class Worker:
     def __init__(self, device: str, timeout_s: float, caches: Path | None = None) -> None:
         """Start the process, with compiled code in `caches`, by default as long as the process."""
         self.timeout_s = timeout_s
+        self._device, self._kept = device, False
         self._folders = folders.new(caches) if self.server is servers.CELLS else None
         self._log = os.fdopen(os.memfd_create("log"), "rb")  # no folder is writable for the process and for others
         # Append, since a shell that the backend starts may truncate the file.
@@ -183,6 +185,9 @@ class Worker:
 
     def send(self, request: Request) -> None:
         """Send a request without waiting. `receive` returns the reply."""
+        if self._kept and request.verb != "burst":
+            self._kept = False
+            warden.keep_on(os.sched_getaffinity(0), self._process.pid)
         self._doing = DOING.get(request.verb, request.verb)
         self._asked = self._function_of(request)
         log.debug("process %s: %s", self._process.pid, request.verb)
@@ -235,6 +240,16 @@ class Worker:
     def processor_s(self) -> float:
         """Return the processor time in s that the process and those started by it have used so far."""
         return warden.processor_s(self._process.pid)
+
+    def keep_on_processors(self) -> None:
+        """Give the cell on a CPU as many processors as a backend may have threads, until it is asked for no burst.
+
+        They are those next to the one where it ran last: the scheduler has chosen that one, and its memory is near.
+        """
+        every, most = os.sched_getaffinity(0), host_threads()
+        if self._device == "cpu" and most < len(every):
+            last, self._kept = self.last_processor() or 0, True
+            warden.keep_on(sorted(every, key=lambda one: (one - last) % (1 + max(every)))[:most], self._process.pid)
 
     def has_started_others(self) -> bool:
         """Return whether the process that makes the calls has started other processes that still exist."""

@@ -227,7 +227,7 @@ def change(own: Path, files: Sequence[Path]) -> None:
     for path in files:
         beside = path.with_name("poison.py")
         for attempt in (beside.touch, lambda p=path: p.open("a"), path.unlink, lambda p=path: os.truncate(p, 0)):
-            with pytest.raises(OSError, match="Read-only|Permission denied"):
+            with pytest.raises(OSError, match=r"Read-only|Permission denied"):
                 attempt()
     (own / "moved").mkdir()
     (own / "mine").write_text("mine")
