@@ -22,7 +22,6 @@ import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cache
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -158,7 +157,6 @@ class CellHandler:
         import torch
 
         torch.cuda.Event  # noqa: B018 - import it before the backend
-        _first_threads()
         seal.close()
         self.unload()
         self.job = job
@@ -372,8 +370,6 @@ def _invariance(handler: CellHandler) -> dict[str, float]:
 
 def _misbehaved(kept: Keeper) -> str | None:
     """Return the fault of a timed call, or None."""
-    if (threads := _torch_threads()) > _first_threads():
-        return f"the backend's process raised torch's threads from {_first_threads()} to {threads}"
     if kept.reserved:
         return f"a call reserved {kept.reserved / costs.MIB:.3g} MiB of the L2 cache, which stay unflushed"
     return None
@@ -382,18 +378,6 @@ def _misbehaved(kept: Keeper) -> str | None:
 def _kind(value: Any) -> str:
     name = type(value).__name__
     return f"a {name}" if value is not None else "nothing"
-
-
-def _torch_threads() -> int:
-    import torch
-
-    return torch.get_num_threads()
-
-
-@cache
-def _first_threads() -> int:
-    """Return torch's thread count before a plugin was imported."""
-    return _torch_threads()
 
 
 def _synchronize(device: str) -> None:
