@@ -25,7 +25,7 @@ from typing import Any, ClassVar
 import msgspec
 
 from groupbench.operators.errors import GroupbenchError, PlanError, UsageError, WorkerLost
-from groupbench.operators.measure import cell, confine, folders, host_memory, judge, servers, warden
+from groupbench.operators.measure import cell, confine, folders, host_memory, judge, own_modules, servers, warden
 from groupbench.operators.measure.channel import BadReply, Channel
 from groupbench.operators.measure.environment import host_threads
 from groupbench.operators.measure.faults import authors_frame, shown
@@ -382,6 +382,7 @@ def _serve(
 def _enter_cell(within: folders.Folders) -> None:
     """Confine this process. Those that it starts find the measured modules, and its folders, as it does."""
     os.environ |= add_measured_folders(os.environ) | within.variables()
+    os.environ |= own_modules.guard_programs(within.own)
     tempfile.tempdir = None  # another one, if the fork server has asked for it
     # CUDA does not start in a child of a confined process. Inductor's compile workers only ask whether there is a GPU,
     # and this makes torch ask NVML.
