@@ -102,7 +102,10 @@ class OwnModules(MetaPathFinder):
 
     def counterpart(self, place: str) -> str | None:
         """Return the checkout's path for a place in the working tree, or None for any other place."""
-        real = os.path.realpath(place)
+        try:
+            real = os.path.realpath(place)
+        except OSError:  # relative to a folder that is gone
+            return None
         other = next((folder for folder in self._others if _within(real, folder)), None)
         if other is None or (_within(real, self._tree) and len(self._tree) > len(other)):
             return None

@@ -203,6 +203,16 @@ def test_data_of_which_the_commit_has_its_own_is_refused(layout: Layout, program
     assert "of the working tree would be measured as" in done.stderr, done.stderr
 
 
+def test_files_of_a_removed_checkout_can_be_cleared_away(layout: Layout) -> None:
+    (layout.tree / "a" / "b").mkdir(parents=True)
+    (layout.user / "c" / "d").mkdir(parents=True)
+    program = (
+        f"import os, shutil; os.chdir('a'); shutil.rmtree({str(layout.tree)!r}); shutil.rmtree({str(layout.user)!r})"
+    )
+    done = layout.run(program)
+    assert done.returncode == 0, done.stderr
+
+
 def test_a_guarded_program_still_has_the_users_startup(layout: Layout) -> None:
     guard = (
         "import os, subprocess, sys; from pathlib import Path; from groupbench.operators.measure import own_modules\n"
