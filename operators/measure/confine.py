@@ -2,8 +2,8 @@
 
 Landlock (Linux 5.19; see landlock(7)) puts the process and all that it starts into a domain. From there it can neither
 trace other processes nor open their memory and descriptors in /proc, also as root. Since Linux 6.12 it can send no
-signal out of its domain either. It changes no file but those below the folders that it is given (folders.py), in
-/dev/shm, and its own in /proc: no database, record, source, module or other party's cache. Since Linux 6.2 it cannot
+signal out of the domain either. It changes no file but those below the folders that it is given (folders.py), in
+/dev/shm, and in /proc/self: no database, record, source, module or other party's cache. Since Linux 6.2 it cannot
 empty one either. Devices may be written to, but no disk.
 
 A filter of system calls (seccomp(2)) makes all changes of priority, scheduling policy and processors succeed without an

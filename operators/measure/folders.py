@@ -1,7 +1,7 @@
-"""The folders that a cell's process may write to: its own for temporary files, and its party's for compiled code.
+"""The folders that a cell's process may write to: one for temporary files, and one for its party's compiled code.
 
 A *party* is the set of plugins that a process imports, in one repository; groupbench's own backends are one. Compilers
-trust what they find in their caches, so no party writes to the cache of another. The sides of a comparison keep theirs
+trust the files in their caches, so no party writes to the cache of another. The sides of a comparison keep theirs
 only as long as their command: neither of two commits can leave code for the other.
 """
 
@@ -42,33 +42,30 @@ _numbers = itertools.count()
 class Folders:
     """The folders of one process.
 
-    own     for temporary files; removed with the process
-    caches  for compiled code
-    users   those that the user's setting adds
+    scratch   for temporary files; removed with the process
+    caches    for compiled code
+    writable  these, and those that the user's setting adds
     """
 
-    own: Path
+    scratch: Path
     caches: Path
-    users: tuple[Path, ...]
-
-    @property
-    def writable(self) -> tuple[Path, ...]:
-        return self.own, self.caches, *self.users
+    writable: tuple[Path, ...]
 
     def variables(self) -> dict[str, str]:
         """Return the environment variables by which programs find the folders."""
-        return {"TMPDIR": str(self.own)} | caches_in(self.caches)
+        return {"TMPDIR": str(self.scratch)} | caches_in(self.caches)
 
     def remove(self) -> None:
         """Remove the folder for temporary files."""
-        shutil.rmtree(self.own, ignore_errors=True)
+        shutil.rmtree(self.scratch, ignore_errors=True)
 
 
 def new(caches: Path | None = None) -> Folders:
     """Make the folders of a process. Without `caches`, compiled code is removed with the process."""
-    own = _scratch(os.getpid()) / str(next(_numbers))
-    own.mkdir(0o700)
-    return Folders(own, caches or own, tuple(map(Path, filter(None, os.environ.get(SETTING, "").split(os.pathsep)))))
+    folder = _scratch(os.getpid()) / str(next(_numbers))
+    folder.mkdir(0o700)
+    users = map(Path, filter(None, os.environ.get(SETTING, "").split(os.pathsep)))
+    return Folders(folder, caches or folder, (folder, caches or folder, *users))
 
 
 def caches_in(folder: Path) -> dict[str, str]:

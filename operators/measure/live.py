@@ -233,7 +233,7 @@ class Live:
             return self.failure or fault or _incomplete(self, burst, calls, calls) or timed
 
         def pace(calls: int) -> Any:
-            arguments = (new_secret(), calls, self.copies, self.worker.last_processor())
+            arguments = (new_secret(), calls, self.copies, self.worker.processor)
             return ask_judge(self, "pace", *arguments)
 
         return witness.audit(ask, pace, median_ms(self.bursts), partial(ask_judge, self, "gauge"))

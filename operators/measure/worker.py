@@ -139,6 +139,7 @@ class Worker:
         """Start the process, with compiled code in `caches`, by default as long as the process."""
         self.timeout_s = timeout_s
         self._device, self._kept = device, False
+        self.processor: int | None = None  # where the thread that makes the calls ran last, before a burst
         self._folders = folders.new(caches) if self.server is servers.CELLS else None
         self._log = os.fdopen(os.memfd_create("log"), "rb")  # no folder is writable for the process and for others
         # Append, since a shell that the backend starts may truncate the file.
@@ -242,14 +243,15 @@ class Worker:
         return warden.processor_s(self._process.pid)
 
     def keep_on_processors(self) -> None:
-        """Give the cell on a CPU as many processors as a backend may have threads, until it is asked for no burst.
+        """Give the cell on a CPU as many processors as a backend may have threads, until another request than a burst.
 
-        They are those next to the one where it ran last: the scheduler has chosen that one, and its memory is near.
+        They begin with the one where it ran last: the scheduler has chosen this one, and the memory is near.
         """
         every, most = os.sched_getaffinity(0), host_threads()
+        self.processor = warden.last_processor(self._timed())
         if self._device == "cpu" and most < len(every):
-            last, self._kept = self.last_processor() or 0, True
-            warden.keep_on(sorted(every, key=lambda one: (one - last) % (1 + max(every)))[:most], self._process.pid)
+            first, self._kept = self.processor or 0, True
+            warden.keep_on(sorted(every, key=lambda one: (one - first) % (1 + max(every)))[:most], self._process.pid)
 
     def has_started_others(self) -> bool:
         """Return whether the process that makes the calls has started other processes that still exist."""
@@ -265,10 +267,6 @@ class Worker:
     def thread_s(self) -> tuple[float, float]:
         """Return the times in s that the thread which makes the calls has run, and waited for a free processor."""
         return warden.thread_s(self._timed())
-
-    def last_processor(self) -> int | None:
-        """Return the number of the processor on which the thread that makes the calls ran last; None if unknown."""
-        return warden.last_processor(self._timed())
 
     def _timed(self) -> int:
         """Return the id of the process that makes the calls, below the warden; 0 if it has ended."""
@@ -380,9 +378,9 @@ def _serve(
 
 
 def _enter_cell(within: folders.Folders) -> None:
-    """Confine this process. Those that it starts find the measured modules, and its folders, as it does."""
+    """Confine this process. Those that it starts find the same modules and folders."""
     os.environ |= add_measured_folders(os.environ) | within.variables()
-    os.environ |= own_modules.guard_programs(within.own)
+    os.environ |= own_modules.guard_programs(within.scratch)
     tempfile.tempdir = None  # another one, if the fork server has asked for it
     # CUDA does not start in a child of a confined process. Inductor's compile workers only ask whether there is a GPU,
     # and this makes torch ask NVML.

@@ -20,10 +20,10 @@ def home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 
 def test_a_party_is_a_set_of_plugins_in_a_repository(monkeypatch: pytest.MonkeyPatch) -> None:
-    own, one, two = folders.of_party(()), folders.of_party(["a.py"]), folders.of_party(["a.py", "b.py"])
-    assert len({own, one, two}) == 3
+    none, one, two = folders.of_party(()), folders.of_party(["a.py"]), folders.of_party(["a.py", "b.py"])
+    assert len({none, one, two}) == 3
     monkeypatch.setattr(folders, "repository_root", lambda: "/elsewhere")
-    assert folders.of_party(()) == own
+    assert folders.of_party(()) == none
     assert folders.of_party(["a.py"]) != one
     for name, value in MeasuredTree("/tmp/tree-1", ("/elsewhere",)).variables().items():
         monkeypatch.setenv(name, value)

@@ -217,9 +217,9 @@ def test_a_guarded_program_still_has_the_users_startup(layout: Layout) -> None:
     guard = (
         "import os, subprocess, sys; from pathlib import Path; from groupbench.operators.measure import own_modules\n"
     )
-    own = layout.library / "own"
-    own.mkdir()
-    program = f"env = os.environ | own_modules.guard_programs(Path({str(own)!r})); print(end='', flush=True)\n"
+    first = layout.library / "first"
+    first.mkdir()
+    program = f"env = os.environ | own_modules.guard_programs(Path({str(first)!r})); print(end='', flush=True)\n"
     done = layout.run(
         f"{guard}{program}subprocess.run([sys.executable, '-c', 'print(sys.argv)'], env=env)",
         startup="import sys, builtins; builtins.sys = sys",
