@@ -113,12 +113,12 @@ def leaves_files(x: Any) -> Any:
 def takes_descriptors(x: Any) -> Any:
     """Take the descriptors of all other processes, and their memory, by system calls."""
     libc, buffer, taken = ctypes.CDLL(None), ctypes.create_string_buffer(16), 0
-    mine, others = ((ctypes.c_void_p * 2)(address, 16) for address in (ctypes.addressof(buffer), 0x400000))
+    reading, others = ((ctypes.c_void_p * 2)(address, 16) for address in (ctypes.addressof(buffer), 0x400000))
     for pid in (int(folder.name) for folder in Path("/proc").glob("[0-9]*") if folder.name != str(os.getpid())):
         with contextlib.suppress(OSError):
             handle = os.pidfd_open(pid)
             taken += any(libc.syscall(438, handle, number, 0) >= 0 for number in range(3, 12))
-            taken += libc.process_vm_readv(pid, mine, 1, others, 1, 0) > 0
+            taken += libc.process_vm_readv(pid, reading, 1, others, 1, 0) > 0
             os.close(handle)
     if not taken:
         raise PermissionError("no descriptor can be taken")
