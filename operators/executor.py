@@ -21,7 +21,7 @@ from typing import Any
 
 from groupbench.operators.errors import WorkerLost
 from groupbench.operators.foreign import facts_of, learn
-from groupbench.operators.measure import environment, further, machine_code, servers
+from groupbench.operators.measure import environment, folders, further, machine_code, servers
 from groupbench.operators.measure.cold import first_results
 from groupbench.operators.measure.costs import ENERGY
 from groupbench.operators.measure.live import Live, ask_judge, cool, drawn, fingerprint_of, new_secret, settle, warm_up
@@ -87,7 +87,8 @@ class Workers:
         key = (job.operator, job.backend, job.device)
         if key not in self._alive:
             spare = self._spares.pop(0) if self._spares and not job.plugins else None
-            self._alive[key] = spare or Worker(job.device, self.timeout_s)
+            party = folders.of_party(facts_of(job).plugins)
+            self._alive[key] = spare or Worker(job.device, self.timeout_s, party)
         return self._alive[key]
 
     def retire(self, worker: Worker) -> None:

@@ -24,6 +24,7 @@ from groupbench.operators.errors import GroupbenchError
 from groupbench.operators.executor import Machine, Progress, Workers
 from groupbench.operators.logs import Logs
 from groupbench.operators.measure.environment import resolve_device
+from groupbench.operators.measure.folders import of_party
 from groupbench.operators.measure.texts import one_line
 from groupbench.operators.measure.wire import Job, Request
 from groupbench.operators.measure.worker import OPENING_S, Judge, Spare, Worker, preload, result_of
@@ -158,7 +159,7 @@ class _KeptWorkers:
             self._judge = Judge(device, OPENING_S)
             self._judge.send(Request("examine", (device,)))
             preload(*executor.imports(list(jobs)))
-            self._spares = [Spare(device, OPENING_S) for _ in jobs]
+            self._spares = [Spare(device, OPENING_S, of_party(())) for _ in jobs]
             try:
                 return Machine(*result_of(self._judge.receive()))
             except GroupbenchError:

@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import sys
+import tempfile
 from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
@@ -28,6 +30,7 @@ from groupbench.operators.hosts.adapter.recording import recording
 from groupbench.operators.hosts.journal import Event, Setup, send
 from groupbench.operators.measure.confine import confine
 from groupbench.operators.measure.faults import describe
+from groupbench.operators.measure.folders import CACHES
 from groupbench.operators.measure.loaded import watch
 from groupbench.operators.plugins import load, operators_in
 from groupbench.operators.registry import CATALOG, get_operator, has_operator, operator_names
@@ -113,12 +116,21 @@ def _module_of(setup: Setup) -> ModuleType:
         raise UsageError(f"TritonBench's operator {setup.op} does not import here: {describe(error)}") from error
 
 
+def _written(arguments: list[str]) -> list[Path]:
+    """Return the folders with TritonBench's outputs, temporary files and caches."""
+    values = [Path(text.rpartition("=")[2]).absolute() for text in arguments]
+    caches = [os.environ[name] for name in CACHES if name in os.environ]
+    usual = [Path.home() / name for name in (".cache", ".triton", ".nv")]
+    return [*map(Path, caches), *usual, Path.cwd(), Path(tempfile.gettempdir()), *values, *(v.parent for v in values)]
+
+
 def main() -> None:
     """Run TritonBench with the arguments after the setup file's name. Report an error as one event.
 
-    Backends run in this process, so it is confined: they cannot signal or trace a process that it did not start.
+    Backends run in this process, so it is confined: they cannot signal or trace a process that it did not start, nor
+    change a file outside of the folders that TritonBench writes to.
     """
-    confine()
+    confine(_written(sys.argv[2:]))
     setup = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=Setup)
     watch()
     argparse.ArgumentParser.error = refuse  # type: ignore[assignment,method-assign]

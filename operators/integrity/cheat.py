@@ -22,7 +22,6 @@ CATCHERS = {
     "poisoned memory": r"never (over)?written",
     "reference elsewhere": r"relative RMS error|of the elements are outside the tolerance",
     "seal": r"^the backend's process replaced ",
-    "threads": r"raised torch's threads",
     "idle": r"of processor time in the .* between its bursts",
     "L2": r"of the L2 cache, which stay unflushed$",
     "parent's clock": r"by the parent's clock|a (timed )?call [a-z ]*takes|times are reported for",

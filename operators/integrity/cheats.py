@@ -195,7 +195,7 @@ def signals_parent(x: Any) -> Any:
 
 CHEATS = (
     Cheat("memo", memo_clone, MOVED),
-    Cheat("thread", thread_after_three, ("threads", "moved inputs")),
+    Cheat("thread", thread_after_three, ("moved inputs",)),
     Cheat("stream", side_stream, ("moved inputs", "poisoned memory", "parent's clock", *ELSEWHERE), "cuda"),
     Cheat("lazy", lazy_function, PLAIN),
     Cheat("skipped work", nothing, ("poisoned memory",)),

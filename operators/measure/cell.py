@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import faulthandler
 import gc
 import importlib
@@ -16,11 +17,11 @@ import os
 import random
 import signal
 import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cache
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,7 @@ from groupbench.operators.measure import accuracy, compiled, costs, exchange, mo
 from groupbench.operators.measure.costs import Costs
 from groupbench.operators.measure.exchange import Sent
 from groupbench.operators.measure.faults import is_oom, located
+from groupbench.operators.measure.folders import SETTING, caches_in
 from groupbench.operators.measure.given import Given
 from groupbench.operators.measure.invariance import batch_invariant
 from groupbench.operators.measure.keeper import Keeper
@@ -44,9 +46,6 @@ from groupbench.operators.measure.wire import FAILED, RETURNED, Burst, Failure, 
 from groupbench.operators.operator import Backend, Operator
 from groupbench.operators.registry import get_backend, get_operator
 from groupbench.tracker.facts.record import Code
-
-CACHES = ("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "HELION_CACHE_DIR", "CUDA_CACHE_PATH")
-"""Environment variables with the folders of compilers' caches."""
 
 _now = time.perf_counter
 _libc = ctypes.CDLL(None)
@@ -94,7 +93,9 @@ def _failure(error: BaseException) -> Failure:
     if isinstance(error, GroupbenchError):
         return Failure("error", str(error), kind)
     traceback.print_exc()
-    return Failure("oom" if is_oom(error) else "error", located(error), kind)
+    refused = isinstance(error, OSError) and error.errno in (errno.EACCES, errno.EROFS)
+    advice = f"; a backend changes files only in TMPDIR, and where {SETTING} allows it" if refused else ""
+    return Failure("oom" if is_oom(error) else "error", located(error) + advice, kind)
 
 
 def _flush() -> None:
@@ -156,7 +157,6 @@ class CellHandler:
         import torch
 
         torch.cuda.Event  # noqa: B018 - import it before the backend
-        _first_threads()
         seal.close()
         self.unload()
         self.job = job
@@ -233,9 +233,9 @@ class CellHandler:
         moved = moves.Moves(self.inputs, self.operator.moves, copies, self._draw)
         return _Ready(run, interpreted, moved, timer_of(run, protocol, self.job.device, interpreted))
 
-    def first(self, folder: str) -> Costs:
-        """Prepare the backend and call it once, with all compiler caches in `folder`, which is empty."""
-        os.environ |= {name: str(Path(folder) / name.lower()) for name in CACHES}
+    def first(self) -> Costs:
+        """Prepare the backend and call it once, with all compiler caches in an empty folder."""
+        os.environ |= caches_in(Path(tempfile.mkdtemp()))
         triton_key.forget()
         start = _now()
         with costs.building() as built:
@@ -370,8 +370,6 @@ def _invariance(handler: CellHandler) -> dict[str, float]:
 
 def _misbehaved(kept: Keeper) -> str | None:
     """Return the fault of a timed call, or None."""
-    if (threads := _torch_threads()) > _first_threads():
-        return f"the backend's process raised torch's threads from {_first_threads()} to {threads}"
     if kept.reserved:
         return f"a call reserved {kept.reserved / costs.MIB:.3g} MiB of the L2 cache, which stay unflushed"
     return None
@@ -380,18 +378,6 @@ def _misbehaved(kept: Keeper) -> str | None:
 def _kind(value: Any) -> str:
     name = type(value).__name__
     return f"a {name}" if value is not None else "nothing"
-
-
-def _torch_threads() -> int:
-    import torch
-
-    return torch.get_num_threads()
-
-
-@cache
-def _first_threads() -> int:
-    """Return torch's thread count before a plugin was imported."""
-    return _torch_threads()
 
 
 def _synchronize(device: str) -> None:

@@ -15,7 +15,6 @@ from concurrent.futures import ThreadPoolExecutor
 from groupbench.operators.measure import witness
 from groupbench.operators.measure.wire import Failure, Job, Request
 from groupbench.operators.measure.worker import Worker
-from groupbench.tracker.text.scratch import Scratch
 
 MOST_AT_ONCE, CORES_EACH = 3, 4
 """Processes that overlap at most, and cores of the host for each. Opening the GPU takes about a third of their time."""
@@ -45,10 +44,9 @@ def first_results(jobs: Sequence[Job], timeout_s: float, room: int) -> list[dict
         try:
             if fails:
                 return {}
-            with Scratch("cache") as folder:
-                begun = witness.now()
-                reply = fresh.ask(Request("first", (str(folder),)))
-                took_s += witness.now() - begun
+            begun = witness.now()
+            reply = fresh.ask(Request("first"))
+            took_s += witness.now() - begun
         finally:
             fresh.close()
         return {} if isinstance(reply, Failure) else reply.metrics | {"first_result_ms": 1e3 * took_s}

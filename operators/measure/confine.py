@@ -1,46 +1,51 @@
-"""Confine the process of a cell with Linux's means that need no root, so that it reaches no other process.
+"""Confine the process of a cell with Linux's means that need no root: it reaches no other process and no other file.
 
 Landlock (Linux 5.19; see landlock(7)) puts the process and all that it starts into a domain. From there it can neither
 trace other processes nor open their memory and descriptors in /proc, also as root. Since Linux 6.12 it can send no
-signal out of its domain either. In /proc it writes to its own files alone, and in /sys to none: there, any process of
-the user could lower the priority of a rival's session.
+signal out of the domain either. It changes no file but those below the folders that it is given (folders.py), in
+/dev/shm, and in /proc/self: no database, record, source, module or other party's cache. Since Linux 6.2 it cannot
+empty one either. Devices may be written to, but no disk.
 
 A filter of system calls (seccomp(2)) makes all changes of priority, scheduling policy and processors succeed without an
 effect: no backend runs under other conditions than its rivals, and none is accused of `nice(1)`. It refuses limits for
 another process, such as of processor time, which would end a rival. A process of root loses the capabilities that
 reach other processes, clocks and the kernel.
 
-With the right to mount (root, CAP_SYS_ADMIN), the process has mounts of its own, in which all folders of modules are
-read-only: the interpreter, installed packages and groupbench. So a plugin cannot change the code that judges it.
-Landlock refuses all mounts afterwards.
+Landlock does not cover a file's mode, owner, times and attributes. With the right to mount (root, CAP_SYS_ADMIN), the
+process has mounts of its own (Linux 5.12), of which all but the same folders are read-only, also without Landlock. It
+refuses all mounts afterwards.
 
-No other file is restricted, nor the network: a backend has the rights of its user there.
+Reading is not restricted, nor the network: a backend has the rights of its user there.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import itertools
 import os
 import platform
-import site
 import struct
-import sys
-import sysconfig
+from collections.abc import Iterable
 from pathlib import Path
 
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446  # on every architecture
 _PATH_BENEATH = 1
-_REFER, _WRITE_FILE = 1 << 13, 1 << 1
-_READ_ONLY = ("proc", "sys")
+_WRITE_FILE, _REMOVE_FILE, _MAKE_FILE, _TRUNCATE = 1 << 1, 1 << 5, 1 << 8, 1 << 14
+_CHANGE = _WRITE_FILE | sum(1 << right for right in range(4, 14))
+"""Write, remove, make and move files and folders of all kinds."""
+_DEVICES = 1 << 6 | 1 << 11
+"""Make devices: nowhere."""
 _SCOPE_ABSTRACT_SOCKET, _SCOPE_SIGNAL = 1, 2
-_LEAST_LANDLOCK, _SCOPES_SINCE, _NET_SINCE = 2, 6, 4
-"""Versions of Landlock: the first that can allow moves of files between folders, and those with larger structures."""
+_LEAST_LANDLOCK, _SCOPES_SINCE, _NET_SINCE, _TRUNCATE_SINCE = 2, 6, 4, 3
+"""Versions of Landlock: the first that can allow moves of files between folders, and those of further rights."""
 
 _NEW_MOUNTS = 0x00020000
-_BIND, _READ_ONLY_MOUNT, _PRIVATE = 0x1000, 0x1000 | 0x20 | 0x1, 1 << 18 | 0x4000
-"""Flags of mount(2): bind; bind, remount and read-only; private, with all mounts below."""
-_INSTALLED = ("stdlib", "platstdlib", "purelib", "platlib")
-"""Folders of modules, as sysconfig names them."""
+_BIND, _PRIVATE = 0x1000 | 0x4000, 1 << 18 | 0x4000
+"""Flags of mount(2): bind, and private; each with all mounts below."""
+_MOUNT_SETATTR, _RECURSIVE, _HERE, _READ_ONLY = 442, 0x8000, -100, 1
+_SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - whose place is fixed
+"""POSIX's shared memory and semaphores: files, without folders."""
 
 _PR_SET_NO_NEW_PRIVS = 38
 _SET_MODE_FILTER, _SPEC_ALLOW = 1, 1 << 2
@@ -68,7 +73,7 @@ _FIRST_ARGUMENT = 16
 """Offset of the lower half of the first argument, on a little-endian machine."""
 
 
-def confine(*, profiled: bool = False) -> tuple[str, ...]:
+def confine(writable: Iterable[Path] = (), *, profiled: bool = False) -> tuple[str, ...]:
     """Confine this process for good, and return the means in force.
 
     They are `landlock VERSION`, `seccomp`, `mounts` and `capabilities`.
@@ -76,37 +81,47 @@ def confine(*, profiled: bool = False) -> tuple[str, ...]:
     A profiled process keeps its capabilities, since the GPU's performance counters may be reserved for root.
 
     Call it before the process starts a thread: both hold for the calling thread and its later children.
+
+    Args:
+        writable: Folders below which the process may change files.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
-    mounts = _keep_modules(libc)
-    means = (*_enter_domain(libc), *_filter_scheduling(libc), *mounts)
+    folders = [os.path.realpath(folder) for folder in writable if Path(folder).is_dir()]
+    mounts = _mount_read_only(libc, folders)
+    means = (*_enter_domain(libc, folders), *_filter_scheduling(libc), *mounts)
     return means if profiled else (*means, *_drop_capabilities(libc))
 
 
-def _keep_modules(libc: ctypes.CDLL) -> tuple[str, ...]:
-    """Make the folders of installed modules read-only for this process.
-
-    The interpreter's whole folder is, unless a backend may write there: in a virtual environment around the project.
-    """
+def _mount_read_only(libc: ctypes.CDLL, writable: list[str]) -> tuple[str, ...]:
+    """Make all mounts read-only for this process but the writable folders', shared memory's and /proc."""
     if libc.unshare(_NEW_MOUNTS) != 0 or libc.mount(None, b"/", None, ctypes.c_ulong(_PRIVATE), None) != 0:
         return ()
-    installed = {*map(sysconfig.get_path, _INSTALLED), *site.getsitepackages(), site.getusersitepackages()}
-    ours = {str(Path(__file__).resolve().parents[2] / name) for name in ("kernels", "operators", "tracker")}
-    written = (Path.cwd(), Path("~").expanduser(), os.environ.get("TMPDIR", "/tmp"))  # noqa: S108 - not written here
-    whole = {top for top in (sys.prefix, sys.base_prefix) if not any(Path(at).is_relative_to(top) for at in written)}
-    done = True
-    for folder in sorted(filter(os.path.isdir, installed | ours | whole)):
-        for flags in (_BIND, _READ_ONLY_MOUNT):
-            done &= libc.mount(folder.encode(), folder.encode(), None, ctypes.c_ulong(flags), None) == 0
+    kept = [str(folder) for folder in _SHARED_MEMORY.glob("*/") if not folder.is_symlink()]
+    for folder in sorted({*kept, *writable}, key=len):  # the outer one first
+        libc.mount(folder.encode(), folder.encode(), None, ctypes.c_ulong(_BIND), None)
+    done = _set_read_only(libc, "/", True)
+    for folder in ("/proc", str(_SHARED_MEMORY), *writable):
+        _set_read_only(libc, folder, False)
+    with contextlib.suppress(OSError):
+        os.chdir(Path.cwd())  # or it would still be below the outer mount
     return ("mounts",) if done else ()
 
 
-def _enter_domain(libc: ctypes.CDLL) -> tuple[str, ...]:
+def _set_read_only(libc: ctypes.CDLL, folder: str, value: bool) -> bool:
+    """Set whether a mount, and with `value` those below it, are read-only."""
+    change = struct.pack("4Q", *((_READ_ONLY, 0) if value else (0, _READ_ONLY)), 0, 0)
+    flags = _RECURSIVE if value else 0
+    size = ctypes.c_size_t(len(change))
+    return bool(libc.syscall(_MOUNT_SETATTR, _HERE, folder.encode(), flags, change, size) == 0)
+
+
+def _enter_domain(libc: ctypes.CDLL, writable: list[str]) -> tuple[str, ...]:
     version = libc.syscall(_CREATE_RULESET, None, ctypes.c_size_t(0), 1)
     if version < _LEAST_LANDLOCK:
         return ()
-    fields = [_REFER | _WRITE_FILE]
+    truncate = _TRUNCATE if version >= _TRUNCATE_SINCE else 0
+    fields = [_CHANGE | truncate]
     if version >= _NET_SINCE:
         fields.append(0)
     if version >= _SCOPES_SINCE:
@@ -115,12 +130,16 @@ def _enter_domain(libc: ctypes.CDLL) -> tuple[str, ...]:
     rules = libc.syscall(_CREATE_RULESET, handled, ctypes.c_size_t(len(handled)), 0)
     if rules < 0:
         return ()
-    writable = [str(path) for path in Path("/").iterdir() if path.name not in _READ_ONLY]
+    devices = (str(path) for path in Path("/dev").iterdir() if path != _SHARED_MEMORY and not path.is_block_device())
+    allowed = itertools.chain(
+        ((path, _WRITE_FILE | truncate) for path in (*devices, f"/proc/{os.getpid()}")),
+        [(str(_SHARED_MEMORY), _WRITE_FILE | _MAKE_FILE | _REMOVE_FILE | truncate)],
+        ((path, _CHANGE & ~_DEVICES | truncate) for path in writable),
+    )
     try:
-        done = _allow(libc, rules, "/", _REFER)
-        for path in (*writable, f"/proc/{os.getpid()}"):
-            _allow(libc, rules, path, _WRITE_FILE)
-        done = done and libc.syscall(_RESTRICT_SELF, rules, 0) == 0
+        for path, access in allowed:
+            _allow(libc, rules, path, access)
+        done = libc.syscall(_RESTRICT_SELF, rules, 0) == 0
     finally:
         os.close(rules)
     return (f"landlock {version}",) if done else ()

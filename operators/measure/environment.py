@@ -55,6 +55,12 @@ def resolve_device(requested: str) -> str:
     return device
 
 
+def host_threads() -> int:
+    """Return the number of threads on which a backend may compute on a CPU."""
+    setting = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+    return int(setting) if setting.isdecimal() and int(setting) else len(os.sched_getaffinity(0))
+
+
 def interpreted() -> bool:
     """Return whether TRITON_INTERPRET is set, by the user or, in a process for a CPU, by resolve_device."""
     return os.environ.get("TRITON_INTERPRET", "0").lower() not in ("", "0", "false", "off", "no")

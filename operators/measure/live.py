@@ -192,6 +192,7 @@ class Live:
 
     def _timed(self, secret: int, calls: int | None = None) -> witness.Timed | Failure:
         """Measure a burst by this process's clocks. Returns a Failure if it names impossible steps."""
+        self.worker.keep_on_processors()
         before = (*self.rest.clocks(), *self.worker.thread_s())
         burst: Burst | Failure = self.ask("burst", secret, calls)
         if isinstance(burst, Failure):
@@ -232,7 +233,7 @@ class Live:
             return self.failure or fault or _incomplete(self, burst, calls, calls) or timed
 
         def pace(calls: int) -> Any:
-            arguments = (new_secret(), calls, self.copies, self.worker.last_processor())
+            arguments = (new_secret(), calls, self.copies, self.worker.processor)
             return ask_judge(self, "pace", *arguments)
 
         return witness.audit(ask, pace, median_ms(self.bursts), partial(ask_judge, self, "gauge"))

@@ -96,7 +96,7 @@ class Watch:
         if event == "exec":
             place = getattr(place, "co_filename", None)
         elif event == "subprocess.Popen":
-            self._note_sources(place)
+            self._note_program(place)
             return
         elif event == "open" and _is_written(arguments):
             return
@@ -133,9 +133,12 @@ class Watch:
         path = (relative + name).encode(errors="replace").decode()  # not found again if a name is not in UTF-8
         return (path, status.st_size, status.st_mtime_ns, run) if stat.S_ISREG(status.st_mode) else None
 
-    def _note_sources(self, command: Any) -> None:
-        """Note the sources that a compiler's command line names."""
+    def _note_program(self, command: Any) -> None:
+        """Check the files that a command line names, and note the sources for a compiler."""
         for word in command if isinstance(command, list | tuple) else ():
+            if isinstance(word, str) and word.startswith("/"):
+                for check in self.checks:
+                    check(word)
             if isinstance(word, str) and word.endswith(C_SOURCES):
                 self.note(word, run=True)
 

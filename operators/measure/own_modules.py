@@ -24,10 +24,22 @@ from pathlib import Path
 from types import ModuleType
 
 from groupbench.operators.measure.loaded import C_SOURCES, library_folders, watch
-from groupbench.tracker.facts.measured_tree import USUAL_FOLDERS, MeasuredTree, measured_tree
+from groupbench.tracker.facts.measured_tree import USUAL_FOLDERS, MeasuredTree, add_to_path, measured_tree
 
 CODE_SUFFIXES = (*(".py", ".pyc", ".pyd", ".so"), *C_SOURCES, *(".ptx", ".cubin", ".fatbin", ".hsaco"))
-"""Endings of files that are imported, loaded or compiled. Data files may be read from anywhere."""
+"""Endings of files that are imported, loaded or compiled. Data that the commit lacks may be read from anywhere."""
+
+_STARTUP = """
+import importlib.machinery, importlib.util, os, sys
+try:
+    import groupbench.operators
+except ImportError:
+    pass
+folders = [place for place in sys.path if os.path.realpath(place) != os.path.dirname(os.path.realpath(__file__))]
+if spec := importlib.machinery.PathFinder.find_spec("sitecustomize", folders):
+    spec.loader.exec_module(importlib.util.module_from_spec(spec))
+"""
+"""The sitecustomize.py of Python programs that a measured process starts. It goes on with the next one."""
 
 MOST_LEVELS = 3
 """Levels below a project's folder in which a package is searched, if none of the usual folders has it."""
@@ -87,7 +99,10 @@ class OwnModules(MetaPathFinder):
 
     def counterpart(self, place: str) -> str | None:
         """Return the checkout's path for a place in the working tree, or None for any other place."""
-        real = os.path.realpath(place)
+        try:
+            real = os.path.realpath(place)
+        except OSError:  # relative to a folder that is gone
+            return None
         other = next((folder for folder in self._others if _within(real, folder)), None)
         if other is None or (_within(real, self._tree) and len(self._tree) > len(other)):
             return None
@@ -96,10 +111,10 @@ class OwnModules(MetaPathFinder):
         return str(Path(self._tree, os.path.relpath(real, other)))
 
     def check_file(self, place: str) -> None:
-        """Raise ForeignCodeError if a file holds working-tree code."""
-        if not place.endswith(CODE_SUFFIXES) or place.startswith(self._installed):
+        """Raise ForeignCodeError if a file holds working-tree code, or data of which the commit has its own."""
+        if place.startswith(self._installed) or (replacement := self.counterpart(place)) is None:
             return
-        if (replacement := self.counterpart(place)) is not None:
+        if place.endswith(CODE_SUFFIXES) or (Path(replacement).is_file() and "-info" not in Path(place).parent.suffix):
             relative = os.path.relpath(_source_of(replacement), self._tree)
             raise ForeignCodeError(
                 f"{_source_of(place)} of the working tree would be measured as {self._name}; "
@@ -202,6 +217,14 @@ class OwnModules(MetaPathFinder):
             if usual or len(usual := _packages_below(root, inner)) == 1:
                 return [str(usual[0].parent)]
         return []
+
+
+def guard_programs(folder: Path) -> dict[str, str]:
+    """Return an environment in which Python programs measure only the named checkout too, if there is one."""
+    if measured_tree() is None:
+        return {}
+    (folder / "sitecustomize.py").write_text(_STARTUP)
+    return add_to_path([str(folder)], os.environ)
 
 
 def install() -> None:

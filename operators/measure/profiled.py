@@ -13,11 +13,11 @@ WARM_UPS = 2
 """Calls before the profiled one: they compile, tune and allocate."""
 
 
-def main(folder: Path) -> None:
-    """Make one call of the job in `folder` while ncu looks."""
+def main(folder: Path, caches: Path) -> None:
+    """Make one call of the job in `folder` while ncu looks. Compiled code is kept in `caches`."""
     warden.die_with_parent()
     # Not ncu: CUDA writes into /proc of this process, and a process may only write into its own.
-    confine(profiled=True)
+    confine((folder, caches), profiled=True)
     # torch starts threads, and only later ones are confined.
     from groupbench.operators.measure.profiler import JOB
     from groupbench.operators.registry import get_backend, get_operator
@@ -41,4 +41,4 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(*map(Path, sys.argv[1:]))

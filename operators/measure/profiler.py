@@ -21,6 +21,7 @@ from pathlib import Path
 from groupbench.operators.errors import UsageError
 from groupbench.operators.measure import warden
 from groupbench.operators.measure.costs import MIB
+from groupbench.operators.measure.folders import caches_in, of_party
 from groupbench.operators.measure.texts import joined_lines, one_line
 from groupbench.operators.measure.wire import Job
 from groupbench.tracker.facts.measured_tree import add_measured_folders
@@ -97,8 +98,9 @@ def profile(job: Job, timeout_s: float) -> dict[str, float]:
         operator = (job.operator, job.plugins, job.mode)
         (folder / JOB).write_bytes(pickle.dumps((operator, pickle.dumps(job))))
         log, output = folder / "log", folder / "output"
-        command = [*_ncu(log), sys.executable, "-m", MODULE, str(folder)]
-        code = _run(command, output, timeout_s)
+        caches = of_party(job.plugins)
+        command = [*_ncu(log), sys.executable, "-m", MODULE, str(folder), str(caches)]
+        code = _run(command, output, timeout_s, caches_in(caches))
         printed = "\n".join(_end(file) for file in (log, output))
         if code is None:
             raise ProfileError(f"no result within {timeout_s:g} s; a longer --timeout may help")
@@ -134,10 +136,10 @@ def _ncu(log: Path) -> list[str]:
     ]
 
 
-def _run(command: list[str], output: Path, timeout_s: float) -> int | None:
+def _run(command: list[str], output: Path, timeout_s: float, variables: dict[str, str]) -> int | None:
     """Return a command's exit code, or None if it did not end in time. Kills the rest of the process group."""
     # ncu keeps its report in TMPDIR, and leaves it there if it is killed.
-    environment = {**add_measured_folders(os.environ), "TMPDIR": str(output.parent), "LC_ALL": "C.UTF-8"}
+    environment = {**add_measured_folders(os.environ), "TMPDIR": str(output.parent), "LC_ALL": "C.UTF-8"} | variables
     try:
         with output.open("wb") as file:
             process = subprocess.Popen(

@@ -10,6 +10,7 @@ import os
 from dataclasses import dataclass
 
 from groupbench.operators.measure import witness
+from groupbench.operators.measure.environment import host_threads
 from groupbench.operators.measure.worker import Worker
 
 
@@ -47,8 +48,7 @@ class Rest:
 
     def __init__(self, worker: Worker, device: str) -> None:
         self._worker = worker
-        one_thread = device == "cuda" or os.environ.get("OMP_NUM_THREADS") == "1"
-        self._threads = 1 if one_thread else len(os.sched_getaffinity(0))
+        self._threads = 1 if device == "cuda" else host_threads()
         self._spins = any(name in os.environ for name in SPINNING)
         self.forget()
 

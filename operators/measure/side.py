@@ -44,6 +44,7 @@ from groupbench.operators.errors import GroupbenchError, WorkerLost
 from groupbench.operators.measure import selection, servers
 from groupbench.operators.measure.environment import resolve_device
 from groupbench.operators.measure.faults import describe
+from groupbench.operators.measure.folders import of_this_command
 from groupbench.operators.measure.further import describe_kernels, find_properties
 from groupbench.operators.measure.judging import HeldTo, held_to
 from groupbench.operators.measure.live import CHECKS, Live, drawn, fingerprint_of, new_secret, settle
@@ -265,7 +266,7 @@ class AbServer:
         return self._judge
 
     def _started(self, worker: Worker | None) -> Worker:
-        worker = worker or Worker(self._device, self._timeout_s)
+        worker = worker or Worker(self._device, self._timeout_s, of_this_command())
         worker.timeout_s = self._timeout_s
         return worker
 

@@ -41,6 +41,7 @@ class Bounds:
     processes: int = 4096  # of a cell. Its compiler may start one for each core, several times
     log: int = 256 << 20  # bytes of a cell's output
     log_end: int = 1 << 20  # the part at its end that is kept if there is more: worker.py reads no more
+    rounds: int = 5  # of looking for threads that are not on their processors yet
     kill_s: float = 0.0005  # between two rounds of killing; a fork of a process with torch takes longer
 
 
@@ -265,6 +266,20 @@ def last_processor(process: int) -> int | None:
     with contextlib.suppress(OSError):
         return int(stat_of(process)[36])
     return None
+
+
+def keep_on(processors: Collection[int], ancestor: int) -> None:
+    """Let all threads below `ancestor` run on these processors alone. Those that they start inherit it."""
+    for _ in range(BOUNDS.rounds):  # one that was being started may be missing from the list, but not from the next
+        moved = False
+        for process in below(ancestor):
+            with contextlib.suppress(OSError):  # it has ended
+                for thread in Path(f"/proc/{process}/task").iterdir():
+                    if os.sched_getaffinity(int(thread.name)) != {*processors}:
+                        os.sched_setaffinity(int(thread.name), processors)
+                        moved = True
+        if not moved:
+            return
 
 
 def _processor_s(process: int) -> float:

@@ -151,8 +151,6 @@ class Least:
         waiting: Wall-clock time of what surrounds the call.
         typical: Median of the reported times of a burst.
         elsewhere: Time in which the thread worked or waited, less `Limits.waited` times the reported time.
-        parallel: Processor time of a burst, less the most that it may have.
-        processors: Number of processors that this burst used.
     """
 
     threads: int = 1
@@ -164,8 +162,6 @@ class Least:
     waiting: float = math.inf
     typical: float = math.inf
     elsewhere: float = math.inf
-    parallel: float = math.inf
-    processors: float = 0.0
     rests: list[float] = field(default_factory=list)
 
     @property
@@ -195,9 +191,6 @@ class Least:
         self.thread = min(self.thread, timed.run_ms / calls)
         self.typical = min(self.typical, typical)
         self.elsewhere = min(self.elsewhere, (timed.busy_ms - LIMITS.burst_ms) / calls - LIMITS.waited * typical)
-        parallel = timed.processor_ms - LIMITS.paid * self.threads * timed.wall_ms - LIMITS.slack_ms
-        if parallel < self.parallel:
-            self.parallel, self.processors = parallel, timed.processor_ms / timed.wall_ms
 
     def problem(self, median_ms: float, stretched: float = 1.0, noise_ms: float = 0.0) -> str | None:
         """Return why the reported times are implausible on a device with this slowdown, or None.
@@ -205,7 +198,7 @@ class Least:
         Args:
             noise_ms: Excess of processor time that is not counted.
         """
-        return self._unpaid(median_ms, stretched, noise_ms) or self._parallel() or self._elsewhere(median_ms, stretched)
+        return self._unpaid(median_ms, stretched, noise_ms) or self._elsewhere(median_ms, stretched)
 
     def _unpaid(self, median_ms: float, stretched: float, noise_ms: float) -> str | None:
         """Return why a call's processor time exceeds the reported time, or None.
@@ -223,15 +216,6 @@ class Least:
         return (
             f"implausible: a call uses {call_ms:.4g} ms of processor time by the parent's clock, and {median_ms:.4g} "
             "ms is reported"
-        )
-
-    def _parallel(self) -> str | None:
-        """Return why the cell uses more processors than it may, or None."""
-        if self.parallel <= 0:
-            return None
-        return (
-            f"its calls used {self.processors:.2g} processors by the parent's clock, and have {self.threads}; "
-            "OMP_NUM_THREADS sets the number for all backends"
         )
 
     def _elsewhere(self, median_ms: float, stretched: float) -> str | None:

@@ -25,8 +25,9 @@ from typing import Any, ClassVar
 import msgspec
 
 from groupbench.operators.errors import GroupbenchError, PlanError, UsageError, WorkerLost
-from groupbench.operators.measure import cell, confine, host_memory, judge, servers, warden
+from groupbench.operators.measure import cell, confine, folders, host_memory, judge, own_modules, servers, warden
 from groupbench.operators.measure.channel import BadReply, Channel
+from groupbench.operators.measure.environment import host_threads
 from groupbench.operators.measure.faults import authors_frame, shown
 from groupbench.operators.measure.servers import ForkServer
 from groupbench.operators.measure.texts import joined_lines, storable
@@ -134,9 +135,13 @@ class Worker:
     idle: ClassVar[Callable[[], None] | None] = None  # called on a GPU's machine as soon as no request waits
     server: ClassVar[ForkServer] = servers.CELLS
 
-    def __init__(self, device: str, timeout_s: float) -> None:
+    def __init__(self, device: str, timeout_s: float, caches: Path | None = None) -> None:
+        """Start the process, with compiled code in `caches`, by default as long as the process."""
         self.timeout_s = timeout_s
-        self._log = tempfile.TemporaryFile()  # noqa: SIM115 - without a name, as long as the process
+        self._device, self._kept = device, False
+        self.processor: int | None = None  # where the thread that makes the calls ran last, before a burst
+        self._folders = folders.new(caches) if self.server is servers.CELLS else None
+        self._log = os.fdopen(os.memfd_create("log"), "rb")  # no folder is writable for the process and for others
         # Append, since a shell that the backend starts may truncate the file.
         fcntl.fcntl(self._log, fcntl.F_SETFL, fcntl.fcntl(self._log, fcntl.F_GETFL) | os.O_APPEND)
         self._begun = 0
@@ -149,7 +154,7 @@ class Worker:
         idle = type(self).idle if device == "cuda" else None
         self._process = self.server.fork(
             _serve,
-            *(self.handler, idle, device, host_memory.limit(), self.server is servers.CELLS),
+            *(self.handler, idle, device, host_memory.limit(), self._folders),
             descriptors=(child_end.fileno(), self._log.fileno(), self._file),
         )
         log.info("process %s: started as %s on %s", self._process.pid, type(self).__name__.lower(), device)
@@ -181,6 +186,9 @@ class Worker:
 
     def send(self, request: Request) -> None:
         """Send a request without waiting. `receive` returns the reply."""
+        if self._kept and request.verb != "burst":
+            self._kept = False
+            warden.keep_on(os.sched_getaffinity(0), self._process.pid)
         self._doing = DOING.get(request.verb, request.verb)
         self._asked = self._function_of(request)
         log.debug("process %s: %s", self._process.pid, request.verb)
@@ -234,6 +242,17 @@ class Worker:
         """Return the processor time in s that the process and those started by it have used so far."""
         return warden.processor_s(self._process.pid)
 
+    def keep_on_processors(self) -> None:
+        """Give the cell on a CPU as many processors as a backend may have threads, until another request than a burst.
+
+        They begin with the one where it ran last: the scheduler has chosen this one, and the memory is near.
+        """
+        every, most = os.sched_getaffinity(0), host_threads()
+        self.processor = warden.last_processor(self._timed())
+        if self._device == "cpu" and most < len(every):
+            first, self._kept = self.processor or 0, True
+            warden.keep_on(sorted(every, key=lambda one: (one - first) % (1 + max(every)))[:most], self._process.pid)
+
     def has_started_others(self) -> bool:
         """Return whether the process that makes the calls has started other processes that still exist."""
         return len(warden.below(self._process.pid)) > 1
@@ -248,10 +267,6 @@ class Worker:
     def thread_s(self) -> tuple[float, float]:
         """Return the times in s that the thread which makes the calls has run, and waited for a free processor."""
         return warden.thread_s(self._timed())
-
-    def last_processor(self) -> int | None:
-        """Return the number of the processor on which the thread that makes the calls ran last; None if unknown."""
-        return warden.last_processor(self._timed())
 
     def _timed(self) -> int:
         """Return the id of the process that makes the calls, below the warden; 0 if it has ended."""
@@ -273,6 +288,8 @@ class Worker:
         self.kill()
         self._log.close()
         os.close(self._file)
+        if self._folders is not None:
+            self._folders.remove()
 
     def _abort(self, over: int) -> None:
         """Let Python's fault handler write where a silent process is, and end it. A backend may have disabled both."""
@@ -340,7 +357,7 @@ def living(judge: Judge | None, device: str, timeout_s: float) -> Judge:
 
 def _serve(
     connection: int, log: int, file: int, handler: type, idle: Callable[[], None] | None, device: str, memory: int,
-    confined: bool,
+    within: folders.Folders | None,
 ) -> None:  # fmt: skip
     """Answer requests below a warden with at most `memory` bytes.
 
@@ -353,20 +370,22 @@ def _serve(
             resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
 
     def serve() -> None:
-        if confined:
-            _enter_cell()
+        if within is not None:
+            _enter_cell(within)
         cell.answer_requests(Connection(connection), handler(file), idle)
 
     warden.guard(serve, keep=(connection, file), log=log, memory=memory)
 
 
-def _enter_cell() -> None:
-    """Confine this process. Those that it starts find the measured modules, as it does."""
-    os.environ |= add_measured_folders(os.environ)
+def _enter_cell(within: folders.Folders) -> None:
+    """Confine this process. Those that it starts find the same modules and folders."""
+    os.environ |= add_measured_folders(os.environ) | within.variables()
+    os.environ |= own_modules.guard_programs(within.scratch)
+    tempfile.tempdir = None  # another one, if the fork server has asked for it
     # CUDA does not start in a child of a confined process. Inductor's compile workers only ask whether there is a GPU,
     # and this makes torch ask NVML.
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
-    confine.confine()
+    confine.confine(within.writable)
 
 
 def _as_its_own(failure: Failure) -> Failure:

@@ -215,7 +215,7 @@ class Scripted:
     started: list[Scripted]
     answer: Burst | None = None  # to all bursts
 
-    def __init__(self, device: str, timeout_s: float) -> None:
+    def __init__(self, device: str, timeout_s: float, caches: Path | None) -> None:
         self.backend = self.path = ""
         self.samples = FAST.samples
         self.retired, self.printed = False, ""
@@ -259,7 +259,7 @@ class Scripted:
     def thread_s(self) -> tuple[float, float]:
         return 0.0, 0.0
 
-    def scheduling(self) -> None: ...
+    def keep_on_processors(self) -> None: ...
 
     def begin_log(self) -> None: ...
 
@@ -280,8 +280,6 @@ class ScriptedJudge:
         if request.verb == "compare":
             return OutputJudgement(Accuracy(rms=0.0), None)
         return False if request.verb == "can_reroute" else None
-
-    def scheduling(self) -> None: ...
 
     def kill(self) -> None: ...
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import errno
+import multiprocessing
 import os
 import resource
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -165,8 +165,6 @@ def test_a_confined_process_of_root_has_no_power_over_others() -> None:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # its own
         name_of_this = Path("/proc/self/comm")
         name_of_this.write_text(name_of_this.read_text())
-        Path(f"/tmp/confined-{os.getpid()}").touch()
-        Path(f"/tmp/confined-{os.getpid()}").unlink()
         for name, text in (("oom_score_adj", "1000"), ("autogroup", "0"), ("comm", "other")):
             try:
                 Path(f"/proc/{parent}/{name}").write_text(text)
@@ -183,36 +181,69 @@ def test_a_confined_process_of_root_has_no_power_over_others() -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
-def test_a_confined_process_cannot_change_the_code_that_judges_it() -> None:
-    folders = {Path(module.__file__).resolve().parent for module in (confine, pytest, os)}
-    folders.add(Path(sys.prefix, "bin"))
-    flags = [os.statvfs(folder).f_flag for folder in folders]
+@pytest.mark.parametrize("mounts", [True, False], ids=["as root", "as a user"])
+def test_a_confined_process_changes_no_file_but_its_own(monkeypatch: pytest.MonkeyPatch, mounts: bool) -> None:
+    """Neither the code that judges it, nor results, nor another party's compiled kernels."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:  # not in shared memory, which is free for all
+        check_files(Path(folder), monkeypatch, mounts)
+
+
+def check_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mounts: bool) -> None:
+    if not mounts:
+        monkeypatch.setattr(confine, "_mount_read_only", lambda libc, writable: ())
+    own = tmp_path / "own"
+    own.mkdir()
+    (tmp_path / "groupbench.db").write_text("results")
+    files = [tmp_path / "groupbench.db", *(Path(module.__file__).resolve() for module in (confine, pytest, os))]
+    means = confined(lambda: change(own, files), own)
+    if not means or (mounts and "mounts" not in means):
+        pytest.skip("NOT TESTED: read-only files. They need Landlock, or root with the right to mount")
+    assert (tmp_path / "groupbench.db").read_text() == "results"
+    assert [path.name for path in tmp_path.iterdir() if path != own] == ["groupbench.db"]
+    assert (own / "moved" / "mine").read_text() == "mine"
+
+
+def confined(act: Callable[[], None], *writable: Path) -> tuple[str, ...]:
+    """Run a function in a confined child, and return the means in force."""
+    answer, its_end = os.pipe()
     child = os.fork()
     if child == 0:
-        if "mounts" not in confine.confine():
-            os._exit(5)
-        for folder in folders:
-            target = next(folder.glob("*.py"), folder / "python")
-            for change in (folder.joinpath("poison.py").touch, lambda path=target: path.open("a"), target.unlink):
-                try:
-                    change()
-                except OSError as error:
-                    if error.errno in (errno.EROFS, errno.ETXTBSY):  # the interpreter itself is busy
-                        continue
-                os._exit(1)
-        Path(tempfile.mkdtemp()).rmdir()
-        os._exit(0)
-    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    if code == 5:
-        pytest.skip("NOT TESTED: read-only modules. They need root with the right to mount")
-    assert code == 0
-    assert [os.statvfs(folder).f_flag for folder in folders] == flags  # of this process's own mounts
+        code = 1
+        try:
+            means = confine.confine(writable)
+            if "mounts" in means or means[0].startswith("landlock"):
+                act()
+                os.write(its_end, ",".join(means).encode())
+            code = 0
+        finally:
+            os._exit(code)
+    os.close(its_end)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    return tuple(filter(None, os.read(answer, 200).decode().split(",")))
+
+
+def change(own: Path, files: Sequence[Path]) -> None:
+    """Try to change files, and use a folder, devices and memory that are free."""
+    for path in files:
+        beside = path.with_name("poison.py")
+        for attempt in (beside.touch, lambda p=path: p.open("a"), path.unlink, lambda p=path: os.truncate(p, 0)):
+            with pytest.raises(OSError, match=r"Read-only|Permission denied"):
+                attempt()
+    (own / "moved").mkdir()
+    (own / "mine").write_text("mine")
+    (own / "mine").rename(own / "moved" / "mine")
+    Path("/dev/null").write_text("")
+    multiprocessing.Lock()
+    os.open(f"/proc/self/fd/{os.memfd_create('log')}", os.O_WRONLY)  # as a shell does for /dev/stderr
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 def test_a_compile_worker_of_a_confined_process_sees_the_gpu() -> None:
     """CUDA does not start in it, but Inductor only asks whether there is a GPU."""
-    child = "import subprocess, sys; from groupbench.operators.measure.worker import _enter_cell; _enter_cell(); "
+    child = (
+        "import subprocess, sys; from groupbench.operators.measure import folders; "
+        "from groupbench.operators.measure.worker import _enter_cell; _enter_cell(folders.new()); "
+    )
     asks = "'import torch; assert torch.cuda.is_available()'"
     subprocess.run(
         [sys.executable, "-c", f"{child}subprocess.run([sys.executable, '-c', {asks}], check=True)"], check=True

@@ -9,7 +9,6 @@ import contextlib
 import fcntl
 import logging
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -24,7 +23,7 @@ from groupbench.tracker.ab.submodules import NO_HOOKS, add_submodules
 from groupbench.tracker.facts.errors import TrackerError
 from groupbench.tracker.facts.exits import ExitCode
 from groupbench.tracker.facts.measured_tree import add_to_path, measured_folders
-from groupbench.tracker.text.scratch import Ending, Scratch, in_memory, is_scratch, remove_abandoned
+from groupbench.tracker.text.scratch import Ending, Scratch, is_scratch, remove_abandoned
 from groupbench.tracker.tools import git
 
 logger = logging.getLogger(__name__)
@@ -41,8 +40,7 @@ _BY_CONTENT = tuple(
 )
 """Settings with which git sees every change of a file, whatever the user's are."""
 
-_INDEXED_SIZE = re.compile(r"^  size: (\d+)", re.MULTILINE)
-_PAGE = 4096
+
 """Bytes by which a file in memory may be larger than its contents."""
 
 LAST_LINES, LONGEST_LINE = 5, 200
@@ -161,7 +159,7 @@ class Spares:
 class _Worktree:
     """A worktree in a folder of its own, by `add` or `moved`, without the files of its commit at first."""
 
-    def __init__(self, repo: Path, commit: str, parent: str | None) -> None:
+    def __init__(self, repo: Path, commit: str, parent: str | None = None) -> None:
         """Make the folder in `parent`, by default in the usual one for temporary files."""
         self.repo, self.commit = repo, commit
         here, name = repo.absolute(), commit[:12]
@@ -173,9 +171,9 @@ class _Worktree:
         self.path = self.scratch.path / name
 
     @classmethod
-    def add(cls, repo: Path, commit: str, parent: str | None) -> _Worktree:
+    def add(cls, repo: Path, commit: str) -> _Worktree:
         """Raises GitError."""
-        return cls(repo, commit, parent)._begin(repo, "add", "--no-checkout", "--detach", "--force")
+        return cls(repo, commit)._begin(repo, "add", "--no-checkout", "--detach", "--force")
 
     def moved(self, commit: str) -> _Worktree | None:
         """Return this worktree for another commit, in another folder, since caches go by path; None if git cannot."""
@@ -238,7 +236,6 @@ def checkouts(
     """Yield a folder for each commit and interpreter, as `checkout` does. Git writes all of them at the same time."""
     sides = [(commit, python, resolve(repo, commit)) for commit, python in wanted]
     prefix = (git.ask(repo, "rev-parse", "--show-prefix") or "").rstrip("\n")
-    parent = None if recipe.setup else _folder_in_memory(repo)
     with _worktrees_locked(repo):
         _prune(repo)
     with contextlib.ExitStack() as stack:
@@ -246,7 +243,7 @@ def checkouts(
             finish = []
             for commit, _, full in sides:
                 with _named(commit):
-                    worktree = stack.enter_context(_worktree(repo, full, spares, parent))
+                    worktree = stack.enter_context(_worktree(repo, full, spares))
                     finish.append((commit, full, worktree.path, writing.enter_context(_written(worktree))))
             for commit, full, tree, wait in finish:
                 with _named(commit):
@@ -266,21 +263,13 @@ def checkouts(
 
 
 @contextlib.contextmanager
-def _worktree(repo: Path, commit: str, spares: Spares | None, parent: str | None) -> Iterator[_Worktree]:
-    worktree = (spares.take(repo, commit) if spares else None) or _Worktree.add(repo, commit, parent)
+def _worktree(repo: Path, commit: str, spares: Spares | None) -> Iterator[_Worktree]:
+    worktree = (spares.take(repo, commit) if spares else None) or _Worktree.add(repo, commit)
     try:
         yield worktree
     finally:
         if spares is None or not spares.keep(worktree):
             worktree.remove()
-
-
-def _folder_in_memory(repo: Path) -> str | None:
-    """Return a folder in memory with room for a checkout like the user's: a disk takes up to 20 times as long."""
-    index = git.ask(repo, "ls-files", "--debug", ":/")
-    if not index or git.ask(repo, "ls-files", ":/.gitmodules"):
-        return None
-    return in_memory(sum(_PAGE + int(size) for size in _INDEXED_SIZE.findall(index)))
 
 
 def _written(worktree: _Worktree) -> AbstractContextManager[Callable[[], str]]:

@@ -24,9 +24,6 @@ from types import TracebackType
 
 _NAME = re.compile(r"groupbench-([a-z]+)-(\d+)-\w{8}")
 _FRESH_S = 60.0  # age up to which a folder without a lock may still be getting one
-_MEMORY = Path("/dev/shm")  # noqa: S108 (mkdtemp makes each folder in it)
-_MEMORY_SHARE = 1 / 32
-"""Part of the free space in memory that a folder may take: its size is an estimate, and others need room too."""
 
 _KEEPER = """
 import fcntl, os, sys
@@ -132,26 +129,11 @@ def _keeper_of(path: Path, ending: Ending) -> subprocess.Popen[bytes] | None:
         return None
 
 
-def in_memory(size: int) -> str | None:
-    """Return the folder whose files are kept in memory, for a Scratch of about `size` bytes.
-
-    None, for the usual folder, if TMPDIR names one, room is scarce, or programs may not be run from memory.
-    """
-    try:
-        facts = os.statvfs(_MEMORY)
-    except OSError:
-        return None
-    roomy = size <= facts.f_bavail * facts.f_frsize * _MEMORY_SHARE
-    usable = not facts.f_flag & os.ST_NOEXEC and os.access(_MEMORY, os.W_OK)
-    return str(_MEMORY) if roomy and usable and "TMPDIR" not in os.environ else None
-
-
 def remove_abandoned() -> None:
     """Remove this user's scratch folders that no process holds any more."""
-    for parent in {Path(tempfile.gettempdir()), _MEMORY}:
-        for folder in parent.glob("groupbench-*-*-*"):
-            if is_abandoned(folder):
-                shutil.rmtree(folder, ignore_errors=True)
+    for folder in Path(tempfile.gettempdir()).glob("groupbench-*-*-*"):
+        if is_abandoned(folder):
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def is_scratch(folder: Path, kind: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
 import os
@@ -89,6 +90,38 @@ def slows_rivals(x: Any) -> Any:
             continue
     if not changed:
         raise PermissionError("no other session can be changed")
+    return lambda: product(x)
+
+
+def leaves_files(x: Any) -> Any:
+    """Leave a file where others look for compiled kernels, tuned configs, modules, hooks and results."""
+    from groupbench.operators.measure import cell, folders
+
+    places = [folders._all_parties() / "other", Path("~/.triton/cache").expanduser(), Path("~/.cache").expanduser()]
+    left = 0
+    for place in (*places, Path(cell.__file__).parent, Path.cwd(), Path.cwd() / ".git/hooks"):
+        with contextlib.suppress(OSError):
+            place.mkdir(parents=True, exist_ok=True)
+            (place / f"left-{os.getpid()}").touch()
+            (place / f"left-{os.getpid()}").unlink()
+            left += 1
+    if not left:
+        raise PermissionError("no file can be left")
+    return lambda: product(x)
+
+
+def takes_descriptors(x: Any) -> Any:
+    """Take the descriptors of all other processes, and their memory, by system calls."""
+    libc, buffer, taken = ctypes.CDLL(None), ctypes.create_string_buffer(16), 0
+    reading, others = ((ctypes.c_void_p * 2)(address, 16) for address in (ctypes.addressof(buffer), 0x400000))
+    for pid in (int(folder.name) for folder in Path("/proc").glob("[0-9]*") if folder.name != str(os.getpid())):
+        with contextlib.suppress(OSError):
+            handle = os.pidfd_open(pid)
+            taken += any(libc.syscall(438, handle, number, 0) >= 0 for number in range(3, 12))
+            taken += libc.process_vm_readv(pid, reading, 1, others, 1, 0) > 0
+            os.close(handle)
+    if not taken:
+        raise PermissionError("no descriptor can be taken")
     return lambda: product(x)
 
 
@@ -238,8 +271,8 @@ CHEATS = (
     Cheat("channel", swapped_reply, SEAL),
     Cheat("channel", send_in_the_frame, ("parent's clock",), "cpu"),
     Cheat("clock", native_clock, ("parent's clock",), "cpu"),
-    *(Cheat("others", prepare, ("domain",)) for prepare in (limits_rivals, slows_rivals)),
-    Cheat("judge", reads_the_judge, ("domain",)),
+    *(Cheat("others", prepare, ("domain",)) for prepare in (limits_rivals, slows_rivals, leaves_files)),
+    *(Cheat("judge", prepare, ("domain",)) for prepare in (reads_the_judge, takes_descriptors)),
     Cheat("judge", looser_job, ELSEWHERE),
     Cheat("kept outputs", filled_by_a_thread, (*MOVED, "named calls")),
     Cheat("kept outputs", refuses_to_show, ("isolation", *SEAL, "named calls", *MOVED)),

@@ -238,12 +238,19 @@ def in_the_last_call(x: Any) -> Any:
     return run
 
 
-def more_threads(x: Any) -> Any:
-    """Use more threads than the backends with which this one is compared."""
-    import torch
+def finalizer_hook(x: Any) -> Any:
+    """Return zeros, and fill the kept outputs when the harness drops one of them."""
+    import weakref
 
-    torch.set_num_threads(torch.get_num_threads() + 3)
-    return lambda: product(x)
+    def run() -> Any:
+        keeper = keeper_of_burst()
+        if keeper is None:
+            return product(x)
+        out = x.a.new_zeros(x.a.shape[0], x.b.shape[2])
+        weakref.finalize(out, lambda: [copies[0].copy_(product(x)) for _, _, copies in keeper.kept[-1:]])
+        return out
+
+    return run
 
 
 def lazy_negative(x: Any) -> Any:
@@ -421,12 +428,12 @@ CHEATS = (
     Cheat("lazy", lazy_module, SEAL),
     *(Cheat("lazy", prepare, SEAL) for prepare in (profile_hook, trace_hook, import_hook)),
     Cheat("lazy", collector_hook, ("moved inputs", "poisoned memory", *ELSEWHERE)),
+    Cheat("lazy", finalizer_hook, ("moved inputs", "poisoned memory", *ELSEWHERE)),
     Cheat("lazy", lazy_attribute, ("poisoned memory",)),
     Cheat("other times", ahead_of_the_clock, SEAL),
     Cheat("other times", moves_in_a_wrapper, SEAL),
     Cheat("other times", in_the_last_call, ("parent's clock",), "cpu"),
-    Cheat("thread", more_threads, ("threads",), "cpu"),
-    Cheat("thread", thread_later, ("poisoned memory", "threads", "moved inputs", *ELSEWHERE)),
+    Cheat("thread", thread_later, ("poisoned memory", "moved inputs", *ELSEWHERE)),
     Cheat("thread", thread_in_waiting, ("moved inputs", "own inputs")),
     Cheat("lower precision", coarse_weights, ELSEWHERE),
     Cheat("skipped work", half_of_the_sum, ELSEWHERE),

@@ -112,6 +112,65 @@ def thread_pool(x: Any) -> Any:
 
 
 @honest
+def more_threads(x: Any) -> Any:
+    """Let torch compute on more threads. They make it no faster, since it has no more processors."""
+    import torch
+
+    torch.set_num_threads(torch.get_num_threads() + 3)
+    return lambda: product(x)
+
+
+@honest
+def sleepers(x: Any) -> Any:
+    """Start a process in each of the first calls, which sleeps and is left."""
+    left = itertools.count()
+
+    def run() -> Any:
+        if next(left) < 5:
+            subprocess.Popen(["/bin/sleep", "600"], start_new_session=True)
+        return product(x)
+
+    return run
+
+
+@honest
+def child_for_half(x: Any) -> Any:
+    """Compute a part in a forked child, in shared memory."""
+    import torch
+
+    def run() -> Any:
+        out = torch.empty(x.a.shape[0], x.b.shape[2], dtype=x.a.dtype).share_memory_()
+        (g, start, end), *others = group_bounds(x.rows)
+        child = os.fork()
+        if child == 0:
+            torch.matmul(x.a[start:end], x.b[g], out=out[start:end])
+            os._exit(0)
+        for g, start, end in others:
+            torch.matmul(x.a[start:end], x.b[g], out=out[start:end])
+        os.waitpid(child, 0)
+        return out
+
+    return run
+
+
+@honest
+def lazy_at_the_third_call(x: Any) -> Any:
+    """Compile at the third call, with a C compiler."""
+    calls = itertools.count()
+
+    def run() -> Any:
+        if next(calls) == 2:
+            source = Path(tempfile.mkdtemp(), "kernel.c")
+            source.write_text("int answer(void) { return 42; }")
+            library = source.with_suffix(".so")
+            subprocess.run(["cc", "-shared", "-fPIC", "-o", str(library), str(source)], check=True)
+            assert ctypes.CDLL(str(library)).answer() == 42
+        return product(x)
+
+    return run
+
+
+@honest
 def thread_of_a_call(x: Any) -> Any:
     """Compute in a thread that ends with the call."""
 

@@ -179,6 +179,54 @@ def test_data_of_the_working_tree_may_be_read(layout: Layout) -> None:
     assert done.stdout == "2\n", done.stderr
 
 
+@pytest.mark.parametrize(
+    "program",
+    [
+        "print(open({file!r}).read())",
+        "import subprocess; print(subprocess.run(['cat', {file!r}], capture_output=True).stdout)",
+        "import subprocess, sys; subprocess.run([sys.executable, {script!r}], check=True)",
+        "import subprocess, sys; command = [sys.executable, '-c', 'open(input())']\n"
+        "sys.exit(subprocess.run(command, env=guarded, input={file!r}, text=True).returncode)",
+    ],
+    ids=["open", "another program", "script", "another Python"],
+)
+def test_data_of_which_the_commit_has_its_own_is_refused(layout: Layout, program: str) -> None:
+    """The working tree's tuned configs would be measured under the commit's name."""
+    layout.package("kern")
+    for root in (layout.user, layout.tree):
+        (root / "tuned.json").write_text(str(root))
+    guard = "import os; from pathlib import Path; from groupbench.operators.measure.own_modules import guard_programs\n"
+    guard += f"guarded = os.environ | guard_programs(Path({str(layout.library)!r}))\n"
+    places = {"file": str(layout.user / "tuned.json"), "script": str(layout.user / "kern/__init__.py")}
+    done = layout.run(guard + program.format(**places))
+    assert done.returncode == 1 and done.stdout == "", done.stdout
+    assert "of the working tree would be measured as" in done.stderr, done.stderr
+
+
+def test_files_of_a_removed_checkout_can_be_cleared_away(layout: Layout) -> None:
+    (layout.tree / "a" / "b").mkdir(parents=True)
+    (layout.user / "c" / "d").mkdir(parents=True)
+    program = (
+        f"import os, shutil; os.chdir('a'); shutil.rmtree({str(layout.tree)!r}); shutil.rmtree({str(layout.user)!r})"
+    )
+    done = layout.run(program)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_guarded_program_still_has_the_users_startup(layout: Layout) -> None:
+    guard = (
+        "import os, subprocess, sys; from pathlib import Path; from groupbench.operators.measure import own_modules\n"
+    )
+    first = layout.library / "first"
+    first.mkdir()
+    program = f"env = os.environ | own_modules.guard_programs(Path({str(first)!r})); print(end='', flush=True)\n"
+    done = layout.run(
+        f"{guard}{program}subprocess.run([sys.executable, '-c', 'print(sys.argv)'], env=env)",
+        startup="import sys, builtins; builtins.sys = sys",
+    )
+    assert done.stdout == "['-c']\n", done.stderr
+
+
 def test_an_extension_that_was_built_in_the_working_tree_is_refused(layout: Layout) -> None:
     layout.package("python/kern")
     from importlib.machinery import EXTENSION_SUFFIXES

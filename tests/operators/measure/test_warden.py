@@ -115,3 +115,21 @@ def test_the_processor_that_ran_a_process_last_is_known(processor: int) -> None:
         assert warden.last_processor(process.pid) == processor
         process.communicate()
     assert warden.last_processor(process.pid) is None
+
+
+def test_all_threads_of_a_cell_stay_on_its_processors() -> None:
+    """Also those that it starts later: more threads than its rivals have make it no faster."""
+    program = (
+        "import os, threading, time; "
+        "begin = lambda: threading.Thread(target=time.sleep, args=(60,)).start(); begin(); print(flush=True); input(); "
+        "begin(); print(*[len(os.sched_getaffinity(int(t))) for t in os.listdir('/proc/self/task')], flush=True); "
+        "os._exit(0)"
+    )
+    above = "import subprocess, sys; subprocess.call([sys.executable, '-c', sys.argv[1]])"
+    with subprocess.Popen([sys.executable, "-c", above, program], stdin=-1, stdout=-1, text=True) as process:
+        assert process.stdout and process.stdin
+        process.stdout.readline()
+        warden.keep_on([min(os.sched_getaffinity(0))], process.pid)
+        process.stdin.write("\n")
+        process.stdin.flush()
+        assert process.stdout.readline().split() == ["1"] * 3

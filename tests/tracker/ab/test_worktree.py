@@ -297,9 +297,9 @@ def added(repo: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     made: list[str] = []
     add = worktree._Worktree.add
 
-    def note(repo: Path, commit: str, parent: str | None) -> worktree._Worktree:
+    def note(repo: Path, commit: str) -> worktree._Worktree:
         made.append(commit)
-        return add(repo, commit, parent)
+        return add(repo, commit)
 
     monkeypatch.setattr(worktree._Worktree, "add", note)
     return made
@@ -355,26 +355,3 @@ def test_two_commits_are_written_together(repo: Path) -> None:
     with pytest.raises(WorktreeError), checkouts(repo, [("first", sys.executable), ("nothing", sys.executable)]):
         pass
     assert worktrees(repo) == 1
-
-
-@pytest.mark.parametrize(("recipe", "kept"), [(Recipe(), True), (Recipe(setup="true"), False)])
-def test_a_checkout_lies_in_memory_unless_it_is_built(
-    repo: Path, recipe: Recipe, kept: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sizes = []
-    monkeypatch.setattr(worktree, "in_memory", lambda size: sizes.append(size) or str(memory))
-    (memory := tmp_path / "memory").mkdir()
-    with Spares() as spares:
-        for name in ("first", "HEAD"):
-            with checkout(repo, name, recipe, spares=spares) as tree:
-                assert tree.is_relative_to(memory) == kept
-    assert sizes == ([4096 + len("two")] * 2 if kept else [])
-    assert not list(memory.iterdir())
-
-
-def test_a_checkout_of_unknown_size_lies_on_the_disk(repo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worktree, "in_memory", lambda size: pytest.fail("submodules have a size too"))
-    (repo / ".gitmodules").touch()
-    git(repo, "add", ".gitmodules")
-    with checkout(repo, "first") as tree:
-        assert tree.exists()

@@ -9,13 +9,10 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
-from groupbench.tracker.text import scratch
-from groupbench.tracker.text.scratch import Ending, Scratch, in_memory
+from groupbench.tracker.text.scratch import Ending, Scratch
 
 MAKER = """
 import os, subprocess, sys
@@ -129,32 +126,3 @@ def test_it_is_kept_while_another_process_has_its_lock() -> None:
         time.sleep(0.01)
     with Scratch("test"):
         assert not left.exists()
-
-
-def test_memory_is_used_for_what_is_small_beside_its_free_space(tmp_path: Path, monkeypatch: Any) -> None:
-    flags = 0
-    monkeypatch.setattr(scratch, "_MEMORY", tmp_path)
-    monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_bavail=1000, f_frsize=4096, f_flag=flags))
-    monkeypatch.delenv("TMPDIR")
-    assert in_memory(31 * 4096) == str(tmp_path)
-    assert in_memory(32 * 4096) is None
-    flags = os.ST_NOEXEC
-    assert in_memory(1) is None
-    flags = 0
-    monkeypatch.setenv("TMPDIR", "/elsewhere")
-    assert in_memory(1) is None
-
-
-def test_a_system_without_files_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scratch, "_MEMORY", tmp_path / "none")
-    monkeypatch.delenv("TMPDIR")
-    assert in_memory(1) is None
-
-
-def test_those_in_memory_are_removed_too(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    killed, left = start()
-    end(killed)
-    monkeypatch.setattr(scratch, "_MEMORY", folder)
-    monkeypatch.setattr(tempfile, "tempdir", str(folder / "elsewhere"))
-    scratch.remove_abandoned()
-    assert not left.exists()

@@ -1,0 +1,114 @@
+"""The folders that a cell's process may write to: one for temporary files, and one for its party's compiled code.
+
+A *party* is the set of plugins that a process imports, in one repository; groupbench's own backends are one. Compilers
+trust the files in their caches, so no party writes to the cache of another. The sides of a comparison keep theirs
+only as long as their command: neither of two commits can leave code for the other.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import hashlib
+import itertools
+import json
+import os
+import shutil
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from groupbench.operators.measure.loaded import repository_root
+from groupbench.tracker.facts.measured_tree import measured_tree
+from groupbench.tracker.text.scratch import Scratch
+
+CACHES = (
+    *("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "HELION_CACHE_DIR", "CUDA_CACHE_PATH", "TORCH_EXTENSIONS_DIR"),
+    *("FLASHINFER_WORKSPACE_BASE", "DG_JIT_CACHE_DIR", "TILELANG_CACHE_DIR", "QUACK_CACHE_DIR", "CUTE_DSL_CACHE_DIR"),
+    *("CUPY_CACHE_DIR", "NUMBA_CACHE_DIR"),
+)
+"""Environment variables with the folders of compilers' caches."""
+SETTING = "GROUPBENCH_WRITABLE"
+"""Environment variable with further folders that all cells may write to."""
+UNUSED_S = 30 * 86400.0
+"""Age at which the cache of a party that has not been measured since is removed. A choice."""
+
+_numbers = itertools.count()
+
+
+@dataclass(frozen=True)
+class Folders:
+    """The folders of one process.
+
+    scratch   for temporary files; removed with the process
+    caches    for compiled code
+    writable  these, and those that the user's setting adds
+    """
+
+    scratch: Path
+    caches: Path
+    writable: tuple[Path, ...]
+
+    def variables(self) -> dict[str, str]:
+        """Return the environment variables by which programs find the folders."""
+        return {"TMPDIR": str(self.scratch)} | caches_in(self.caches)
+
+    def remove(self) -> None:
+        """Remove the folder for temporary files."""
+        shutil.rmtree(self.scratch, ignore_errors=True)
+
+
+def new(caches: Path | None = None) -> Folders:
+    """Make the folders of a process. Without `caches`, compiled code is removed with the process."""
+    folder = _scratch(os.getpid()) / str(next(_numbers))
+    folder.mkdir(0o700)
+    users = map(Path, filter(None, os.environ.get(SETTING, "").split(os.pathsep)))
+    return Folders(folder, caches or folder, (folder, caches or folder, *users))
+
+
+def caches_in(folder: Path) -> dict[str, str]:
+    """Return the environment variables that let all compilers keep their caches in a folder."""
+    return {name: str(folder / name.lower()) for name in CACHES}
+
+
+def of_this_command() -> Path:
+    """Return a folder for compiled code that is removed with this command."""
+    folder = _scratch(os.getpid()) / "caches"
+    folder.mkdir(0o700, exist_ok=True)
+    return folder
+
+
+def of_party(plugins: Sequence[str]) -> Path:
+    """Return the folder for the compiled code of processes that import these plugins, which is kept."""
+    measured, root = measured_tree(), repository_root() or str(Path.cwd())
+    if measured is not None and measured.others:  # a checkout belongs to the repository's first working tree
+        plugins, root = [name.replace(measured.tree, measured.others[0]) for name in plugins], measured.others[0]
+    key = hashlib.sha256(json.dumps([root, *plugins] if plugins else []).encode()).hexdigest()[:16]
+    try:
+        folder = _all_parties() / key
+        folder.mkdir(0o700, parents=True, exist_ok=True)
+        os.utime(folder)
+    except (OSError, RuntimeError):  # no home, or one that is read-only
+        return of_this_command()
+    return folder
+
+
+@functools.cache
+def _all_parties() -> Path:
+    """Return the folder above those of all parties, after removing the unused ones."""
+    above = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "groupbench" / "compiled"
+    for folder in above.glob("*"):
+        with contextlib.suppress(OSError):
+            if time.time() - folder.stat().st_mtime > UNUSED_S:
+                shutil.rmtree(folder, ignore_errors=True)
+    return above
+
+
+@functools.cache
+def _scratch(owner: int) -> Path:
+    """Return the folder above those of this command's processes, which does not outlive it."""
+    scratch = Scratch("cells")
+    atexit.register(lambda: scratch.remove() if os.getpid() == owner else None)
+    return scratch.path
