@@ -74,6 +74,36 @@ def luck(random: np.random.Generator, runs: int, blocks: int, sd: float, renewed
     return (head - base).repeat(renewed, axis=1)[:, :blocks]
 
 
+def busy(random: np.random.Generator, runs: int, blocks: int, renewed: int = 1) -> Array:
+    """Return [runs, blocks] differences, head minus base, of bursts ABBA or BAAB on a CPU that other work shares.
+
+    Its load lasts for some three blocks and makes calls up to four times as slow. Four processes of ten share their
+    core with other work, and one burst in six is disturbed.
+    """
+    slots, load = 4 * blocks, np.zeros((runs, 4 * blocks))
+    level, on = random.uniform(0.2, 1.4, runs), random.random(runs) < 0.5
+    for slot in range(slots):
+        flips = random.random(runs) < 1 / 12
+        level, on = np.where(flips, random.uniform(0.2, 1.4, runs), level), on ^ flips
+        load[:, slot] = on * level
+    load += random.normal(0, 0.03, load.shape)
+    load += (random.random(load.shape) < 1 / 6) * random.exponential(0.4, load.shape)
+    coin = random.choice([-1.0, 1.0], (runs, blocks))
+    size = 2, runs, -(-blocks // renewed)
+    shares = (random.random(size) < 0.4) * random.uniform(0.1, 0.9, size)
+    between = (shares[1] - shares[0]).repeat(renewed, axis=1)[:, :blocks]
+    bursts = load.reshape(runs, blocks, 4)
+    return between + coin * (bursts[..., [1, 2]].mean(axis=2) - bursts[..., [0, 3]].mean(axis=2))
+
+
+def interval_of(differences: Array, verdict: int, used: int, rule: sequential.Rule) -> tuple[float, float]:
+    """Return the interval that a comparison shows."""
+    if verdict == 2:
+        return sequential.estimate(differences[:used], 0.95, rule.resolution)[1:]
+    decision = sequential.decide(differences[:used], rule)
+    return decision.low, decision.high
+
+
 def decide_many(differences: Array, rule: sequential.Rule) -> tuple[NDArray[np.int8], NDArray[np.int64]]:
     """Apply `sequential.decide` after each block of many comparisons [runs, n], until each stops.
 
@@ -100,9 +130,6 @@ def decide_many(differences: Array, rule: sequential.Rule) -> tuple[NDArray[np.i
                     slower[row] &= effect - math.hypot(effect - pairs[k - 1], luck) > rule.floor
                     faster[row] &= effect + math.hypot(pairs[-k] - effect, luck) < -rule.floor
             decisions[slower], decisions[faster] = 1, -1
-        if n == sequential.GROSS_BLOCKS:
-            decisions[d.min(axis=1) > rule.gross] = 1
-            decisions[d.max(axis=1) < -rule.gross] = -1
         stop = decisions != 2
         verdict[alive[stop]], used[alive[stop]] = decisions[stop], n
         alive = alive[~stop]
