@@ -84,9 +84,11 @@ class RunningComparison:
         settings: AbSettings,
         seed: int,
         progress: Callable[[str], None],
+        within_s: float = math.inf,
     ) -> None:
         self.cell, self.settings, self.progress = cell, settings, progress
         self.started = time.monotonic()
+        self.until = self.started + within_s
         self.coin = random.Random(seed)
         self.result = AbResult(cell, base, head, "unknown", seed=seed)
         self.blocks: list[Block] = []
@@ -161,16 +163,17 @@ class RunningComparison:
         """Measure blocks until they decide, or the time or number of blocks is spent."""
         from groupbench.tracker.ab import sequential
 
-        if not self.settings.budget_s:
-            return self._ended("unknown", message="not timed: the budget is 0 s", ran_out="budget")
+        if not self.settings.budget_s or time.monotonic() >= self.until:
+            return self._ended("unknown", message="not timed: the budget is spent", ran_out="budget")
         plan = self._plan()
         decision = sequential.decide([], plan.rule)
         began = time.monotonic()
+        self.until = min(self.until, began + self.settings.budget_s)
         self.result = replace(self.result, before_measuring_s=round(began - self.started, 3))
         while (
             decision.verdict == "continue"
             and len(self.blocks) < sequential.MAX_BLOCKS
-            and time.monotonic() - began < self.settings.budget_s
+            and time.monotonic() < self.until
         ):
             self._block(plan)
             decision = sequential.decide([block.difference for block in self.blocks], plan.rule)
@@ -182,16 +185,16 @@ class RunningComparison:
             self.result, bursts=tuple(self.blocks), blocks=len(self.blocks), base_ms=base_ms, head_ms=head_ms
         )
         self._refuse_implausible((base, head), (base_ms, head_ms))
-        return self._decided(decision, plan.rule)
+        return self._decided(decision, plan.rule, self.until - began)
 
-    def _decided(self, decision: Decision, rule: Rule) -> AbResult:
+    def _decided(self, decision: Decision, rule: Rule, limit_s: float) -> AbResult:
         from groupbench.tracker.ab import sequential
 
         if decision.verdict != "continue":
             return self._ended(decision.verdict, effect=decision.effect, low=decision.low, high=decision.high)
         effect, low, high = sequential.estimate([block.difference for block in self.blocks], 0.95, rule.resolution)
         out_of_blocks = len(self.blocks) == sequential.MAX_BLOCKS
-        limit = f"{sequential.MAX_BLOCKS} blocks" if out_of_blocks else f"{self.settings.budget_s:g} s of measuring"
+        limit = f"{sequential.MAX_BLOCKS} blocks" if out_of_blocks else f"{limit_s:.3g} s of measuring"
         limit += busy() if self.result.timing == "cpu" else ""
         interval = "; the interval is a 95 % interval" if math.isfinite(low) and math.isfinite(high) else ""
         return self._ended(

@@ -131,6 +131,10 @@ RULES: tuple[Rule, ...] = (
         f"a change more than {OLD} results ago without an incident", note="old change",
     ),
     Rule(
+        "not shown", lambda e: _step(e) and e.distance <= 0 and e.ab != "worse", Verdict.UNRESOLVED,
+        "a step in force, though tonight's result does not show it",
+    ),
+    Rule(
         "A/B worse", lambda e: e.ab == "worse", Verdict.REGRESSED,
         "an A/B of both commits, on one machine, found the head slower",
     ),

@@ -94,9 +94,9 @@ def compare(monkeypatch: pytest.MonkeyPatch) -> Callable[..., AbResult]:
         monkeypatch.setattr(Played, "requests", [])
         records = options.pop("records", None)
         progress = options.pop("progress", lambda text: None)
-        seed = options.pop("seed", 0)
+        seed, within_s = options.pop("seed", 0), options.pop("within_s", math.inf)
         with Bench(BASE, HEAD, AbSettings(**options), seed=seed, records=records, progress=progress) as bench:
-            return bench.compare(cell)
+            return bench.compare(cell, within_s=within_s)
 
     return run
 
@@ -282,8 +282,10 @@ def test_the_budget_counts_measuring_alone(compare: Compare, monkeypatch: pytest
     result = compare({"ms": noisy(0.1, 0.5, 1)}, {"ms": noisy(0.1, 0.5, 2)}, budget_s=2)
     assert result.before_measuring_s == pytest.approx(120, abs=2) and 120 < result.seconds < 125
     assert result.blocks >= 2 and (result.message or "").startswith("not resolved within 2 s of measuring")
+    within = compare({"ms": noisy(0.1, 0.5, 1)}, {"ms": noisy(0.1, 0.5, 2)}, budget_s=60, within_s=121)
+    assert within.seconds < 125 and "not resolved within 0.4 s of" in f"{within.message}", "with the preparation"
     untimed = compare({}, {}, budget_s=0)
-    assert (untimed.verdict, untimed.blocks, untimed.message) == ("unknown", 0, "not timed: the budget is 0 s")
+    assert (untimed.verdict, untimed.blocks, untimed.message) == ("unknown", 0, "not timed: the budget is spent")
 
 
 def test_a_busy_machine_is_why_a_comparison_is_undecided(compare: Compare, monkeypatch: pytest.MonkeyPatch) -> None:
