@@ -202,7 +202,8 @@ class Backfill:
             yield f"{counted(steps.commits, 'commit')} with results: no significant step between neighbours"
             return
         name = next(str(commit) for commit in commits if commit.hash == step.after)
-        yield f"largest step: {step.pair.series} is {change_in_words(step.ratio - 1)} at {name} than at {step.before[:10]}"
+        change = change_in_words(step.ratio - 1)
+        yield f"largest step: {step.pair.series} is {change} at {name} than at {step.before[:10]}"
         ends = step.before, step.after
         search = repro.search(program_of(self.context), step.pair.series.pk, *ends, "latency", step.environment)
         options = ["--direction", "better"] if step.ratio < 1 else []
