@@ -127,7 +127,7 @@ class Cases:
             facts |= {"back": walked.back == one.last, "noisy": is_noisy(one), "score": score}
             if walked.far:
                 y = one.followed.y[: one.last + 1]
-                facts["came_back"] = self.latencies.returns.share(one.last, float(y[-1] - y[:-1].min()))
+                facts["came_back"] = self.latencies.returns.share(float(y[-1] - y[:-1].min()))
         else:
             facts = {"nights": walked.nights, "beyond": walked.beyond, "since": abs(walked.nights)}
             facts |= {"p": walked.p} if walked.nights else {}
