@@ -33,6 +33,14 @@ def test_an_ab_with_a_commit_of_the_level_below_ends_a_slowdown() -> None:
     assert len(walked.stack) == 1
 
 
+def test_a_slowdown_that_an_ab_finds_undone_leaves_no_improvement() -> None:
+    """The A/B's effect and the centres of both levels have errors, by which the level seems to be below the first."""
+    y = [*np.random.default_rng(3).normal(0, 0.002, 13), 0.026, 0.026, 0.027, 0.026, 0.001, 0.0]
+    marks = {13: [Mark("slower", 12, 0.026, tag=1)], 17: [Mark("faster", 16, -0.0305)]}
+    walked = walk(y, 0.003, 0.0015, marks, floor=0.0003)
+    assert [level.by for level in walked.levels] == [None, "slower"] and len(walked.stack) == 1
+
+
 def test_results_far_outside_count_if_two_as_far_came_back() -> None:
     """After fewer than five results, only gross ones do."""
     y = np.zeros((20, 14))
