@@ -19,7 +19,7 @@ import shutil
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ import numpy as np
 from groupbench.tracker.ab.bench import AbCell, AbSide, Bench, rule_for
 from groupbench.tracker.ab.result import AbSettings
 from groupbench.tracker.ab.sequential import MAX_BLOCKS
+from groupbench.tracker.facts.grouping import grouped
 
 from . import ab_noise
 
@@ -270,17 +271,7 @@ def tally(path: Path) -> dict[str, int]:
 
 
 def measured(options: argparse.Namespace) -> Rows:
-    yield (
-        "compared",
-        "comparisons",
-        "different",
-        "same",
-        "unknown",
-        "failed",
-        "effect",
-        "blocks",
-        "seconds, median (90 %)",
-    )
+    yield "compared", "comparisons", *VERDICTS, "effect", "blocks", "seconds, median (90 %)"
     if options.out:
         compare(options)
     for title, comparisons in _by_title(options).items():
@@ -300,20 +291,13 @@ def resampled(options: argparse.Namespace) -> Rows:
 
 
 def _by_title(options: argparse.Namespace) -> dict[str, list[dict[str, Any]]]:
-    return _grouped(lines(options.out / "ab.jsonl" if options.out else RECORDED), lambda line: line["head"]["title"])
+    made = lines(options.out / "ab.jsonl" if options.out else RECORDED)
+    return dict(sorted(grouped(made, lambda line: str(line["head"]["title"])).items()))
 
 
 def _by_cell(comparisons: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
-    return _grouped(comparisons, lambda line: f"{line['cell']['backend']} {line['cell']['shape']}")
-
-
-def _grouped(
-    comparisons: Iterable[dict[str, Any]], key: Callable[[dict[str, Any]], str]
-) -> dict[str, list[dict[str, Any]]]:
-    groups: dict[str, list[dict[str, Any]]] = {}
-    for line in comparisons:
-        groups.setdefault(key(line), []).append(line)
-    return dict(sorted(groups.items()))
+    of_cell = grouped(comparisons, lambda line: f"{line['cell']['backend']} {line['cell']['shape']}")
+    return dict(sorted(of_cell.items()))
 
 
 def resample(timed: list[dict[str, Any]], options: argparse.Namespace) -> tuple[float, float]:
@@ -346,10 +330,7 @@ def _row(title: str, comparisons: list[dict[str, Any]]) -> tuple[object, ...]:
     return (
         title,
         len(comparisons),
-        *(
-            sum(line["verdict"] == verdict for line in comparisons)
-            for verdict in ("different", "same", "unknown", "failed")
-        ),
+        *(sum(line["verdict"] == verdict for line in comparisons) for verdict in VERDICTS),
         f"{100 * statistics.median(differences):+.2f} %" if differences else "",
         f"{statistics.median(line['pairs'] for line in comparisons):g}",
         f"{statistics.median(seconds):.1f} ({np.quantile(seconds, 0.9):.1f})",
@@ -393,11 +374,7 @@ def busy(options: argparse.Namespace) -> Rows:
     for percent in (0, 20, -27):
         for blocks in (6, 12, 20, 40):
             effect = math.log1p(percent / 100)
-            drawn = ab_noise.busy(options.rng, runs, blocks) + effect
-            verdicts, used = ab_noise.decide_many(drawn, rule)
-            ends = [ab_noise.interval_of(*each, rule) for each in zip(drawn, verdicts, used, strict=True)]
-            holds = np.array([low <= effect <= high for low, high in ends])
-            found = np.abs(verdicts) == 1
+            holds, found = ab_noise.hold(ab_noise.busy(options.rng, runs, blocks) + effect, effect, rule)
             shown = f"{100 * holds[found].mean():.1f} %" if found.any() else ""
             yield f"{percent:+} %", blocks, f"{100 * holds.mean():.1f} %", f"{100 * found.mean():.2f} %", shown
 

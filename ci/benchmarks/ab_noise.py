@@ -75,33 +75,26 @@ def luck(random: np.random.Generator, runs: int, blocks: int, sd: float, renewed
 
 
 def busy(random: np.random.Generator, runs: int, blocks: int, renewed: int = 1) -> Array:
-    """Return [runs, blocks] differences, head minus base, of bursts ABBA or BAAB on a CPU that other work shares.
+    """Return [runs, blocks] differences, head minus base, on a CPU that other work shares for several bursts.
 
-    Its load lasts for some three blocks and makes calls up to four times as slow. Four processes of ten share their
-    core with other work, and one burst in six is disturbed.
+    Four processes of ten share their core for as long as they live, and one burst in six is disturbed.
     """
-    slots, load = 4 * blocks, np.zeros((runs, 4 * blocks))
-    level, on = random.uniform(0.2, 1.4, runs), random.random(runs) < 0.5
-    for slot in range(slots):
-        flips = random.random(runs) < 1 / 12
-        level, on = np.where(flips, random.uniform(0.2, 1.4, runs), level), on ^ flips
-        load[:, slot] = on * level
-    load += random.normal(0, 0.03, load.shape)
-    load += (random.random(load.shape) < 1 / 6) * random.exponential(0.4, load.shape)
-    coin = random.choice([-1.0, 1.0], (runs, blocks))
-    size = 2, runs, -(-blocks // renewed)
-    shares = (random.random(size) < 0.4) * random.uniform(0.1, 0.9, size)
-    between = (shares[1] - shares[0]).repeat(renewed, axis=1)[:, :blocks]
-    bursts = load.reshape(runs, blocks, 4)
-    return between + coin * (bursts[..., [1, 2]].mean(axis=2) - bursts[..., [0, 3]].mean(axis=2))
+    lives, bursts = (2, runs, -(-blocks // renewed)), (2, runs, blocks)
+    shared = (random.random(lives) < 0.4) * random.uniform(0.1, 0.9, lives)
+    disturbed = (random.random(bursts) < 1 / 6) * random.exponential(0.4, bursts)
+    base, head = shared.repeat(renewed, axis=2)[..., :blocks] + disturbed
+    return drifting(random, runs, blocks, 0.03, 0.3) + head - base
 
 
-def interval_of(differences: Array, verdict: int, used: int, rule: sequential.Rule) -> tuple[float, float]:
-    """Return the interval that a comparison shows."""
-    if verdict == 2:
-        return sequential.estimate(differences[:used], 0.95, rule.resolution)[1:]
-    decision = sequential.decide(differences[:used], rule)
-    return decision.low, decision.high
+def hold(differences: Array, effect: float, rule: sequential.Rule) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Return whether the interval that each comparison shows holds the effect, and whether it is called different."""
+    verdicts, used = decide_many(differences, rule)
+    holds = []
+    for row, verdict, n in zip(differences, verdicts, used, strict=True):
+        one = sequential.decide(row[:n], rule)
+        low, high = sequential.estimate(row[:n])[1:] if verdict == 2 else (one.low, one.high)
+        holds.append(low <= effect <= high)
+    return np.array(holds), np.abs(verdicts) == 1
 
 
 def decide_many(differences: Array, rule: sequential.Rule) -> tuple[NDArray[np.int8], NDArray[np.int64]]:

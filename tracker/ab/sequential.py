@@ -142,7 +142,7 @@ def bursts_per_block(placement_sd: float, burst_sd: float, reload_s: float, burs
 
 
 def first_look(alpha: float) -> int:
-    """Return the smallest number of blocks that can differ: all in one direction."""
+    """Return the smallest number of blocks for `different`: all in one direction."""
     return math.ceil(1 - math.log2(alpha / 2))
 
 

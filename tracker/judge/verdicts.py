@@ -353,7 +353,7 @@ def _severity(row: Judged) -> tuple[int, bool, float]:
 
 
 def worst(rows: Sequence[Judged]) -> list[Judged]:
-    """Return the row of each series that counts for it: the most severe one, of those that set an exit code if any."""
+    """Return each series' row for all counts: the most severe one, of those with an exit code if any."""
     rows_of = grouped(rows, lambda row: row.series.pk).values()
     return [min(of, key=lambda row: (row.exit_code(False) is ExitCode.OK, *_severity(row))) for of in rows_of]
 

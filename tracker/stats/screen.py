@@ -169,7 +169,7 @@ class Returns:
 
     Attributes:
         distance: Of each from the lowest result before, [k].
-        seen: Number of results of all series that could have been such.
+        seen: Number of all series' results after the first, without the newest.
     """
 
     distance: Floats

@@ -110,10 +110,7 @@ def test_intervals_of_a_busy_machine_hold_the_truth(effect: float, blocks: int) 
     """One that stopped at five blocks of two processes held it in 3 of 4 cases, and in 1 of 10 of those it decided."""
     rule = rule_for("cpu", 0.5)
     drawn = noise.busy(np.random.default_rng(4), 1000, blocks, rule.renewed) + effect
-    verdicts, used = noise.decide_many(drawn, rule)
-    ends = [noise.interval_of(*each, rule) for each in zip(drawn, verdicts, used, strict=True)]
-    holds = np.array([low <= effect <= high for low, high in ends])
-    different = np.abs(verdicts) == 1
+    holds, different = noise.hold(drawn, effect, rule)
     assert holds.mean() > 0.93 and (different & ~holds).sum() <= max(3, 0.05 * different.sum())
     assert effect or different.sum() <= 3
 
