@@ -16,7 +16,7 @@ of it when all of the first blocks agree in sign (12 blocks for 0.001), the rest
 `LATER_SHARE` comes from a simulation of the joint distribution, which ci/benchmarks/ab.py repeats. No size of a
 change ends a comparison sooner: to stop because the first blocks are far apart is to choose those with the most noise.
 
-The random order does not cover offsets that a process keeps for its lifetime. On a CPU, a process may share its core
+The random order does not cover offsets that a process keeps for life. On a CPU, a process may share a core
 with other work for seconds, so each block begins with new processes. An H100 runs the same 0.055 ms kernel a
 few tenths of a per cent faster in one process than in the next, whatever the addresses. More blocks do not average
 this out, but more processes do. So each side uses several processes, and `different` requires an interval widened in
