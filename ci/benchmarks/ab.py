@@ -2,11 +2,11 @@
 
 There are two kinds of comparisons. *A/A* compares two copies of this checkout. *Planted* compares a Triton matrix
 product with the same one over 0.5 to 2 % more columns of K, which are zeros: more work for the same result. Both are
-measured like `ab`, with new processes every `--fresh` comparisons. The parts `simulated` and `slowdowns` simulate the
-sequential test. `measured` and `resampled` are of the comparisons in tests/data/h100_ab.jsonl.gz. With `--out DIR`,
-`measured` first compares on this machine for `--minutes`, and both are of DIR/ab.jsonl, to which each result is
-appended; repeat the command to continue. Needs neither git nor a network. `--device cpu` is a trial without a GPU, with
-larger effects.
+measured like `ab`, with new processes every `--fresh` comparisons. The parts `simulated`, `slowdowns` and `busy`
+simulate the sequential test. `measured` and `resampled` are of the comparisons in tests/data/h100_ab.jsonl.gz. With
+`--out DIR`, `measured` first compares on this machine for `--minutes`, and both are of DIR/ab.jsonl, to which each
+result is appended; repeat the command to continue. Needs neither git nor a network. `--device cpu` is a trial without a
+GPU, with larger effects.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import shutil
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,8 +27,9 @@ from typing import Any
 import numpy as np
 
 from groupbench.tracker.ab.bench import AbCell, AbSide, Bench, rule_for
-from groupbench.tracker.ab.result import REFRESH_BLOCKS, AbSettings
+from groupbench.tracker.ab.result import AbSettings
 from groupbench.tracker.ab.sequential import MAX_BLOCKS
+from groupbench.tracker.facts.grouping import grouped
 
 from . import ab_noise
 
@@ -270,17 +271,7 @@ def tally(path: Path) -> dict[str, int]:
 
 
 def measured(options: argparse.Namespace) -> Rows:
-    yield (
-        "compared",
-        "comparisons",
-        "different",
-        "same",
-        "unknown",
-        "failed",
-        "effect",
-        "blocks",
-        "seconds, median (90 %)",
-    )
+    yield "compared", "comparisons", *VERDICTS, "effect", "blocks", "seconds, median (90 %)"
     if options.out:
         compare(options)
     for title, comparisons in _by_title(options).items():
@@ -300,40 +291,33 @@ def resampled(options: argparse.Namespace) -> Rows:
 
 
 def _by_title(options: argparse.Namespace) -> dict[str, list[dict[str, Any]]]:
-    return _grouped(lines(options.out / "ab.jsonl" if options.out else RECORDED), lambda line: line["head"]["title"])
+    made = lines(options.out / "ab.jsonl" if options.out else RECORDED)
+    return dict(sorted(grouped(made, lambda line: str(line["head"]["title"])).items()))
 
 
 def _by_cell(comparisons: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
-    return _grouped(comparisons, lambda line: f"{line['cell']['backend']} {line['cell']['shape']}")
-
-
-def _grouped(
-    comparisons: Iterable[dict[str, Any]], key: Callable[[dict[str, Any]], str]
-) -> dict[str, list[dict[str, Any]]]:
-    groups: dict[str, list[dict[str, Any]]] = {}
-    for line in comparisons:
-        groups.setdefault(key(line), []).append(line)
-    return dict(sorted(groups.items()))
+    of_cell = grouped(comparisons, lambda line: f"{line['cell']['backend']} {line['cell']['shape']}")
+    return dict(sorted(of_cell.items()))
 
 
 def resample(timed: list[dict[str, Any]], options: argparse.Namespace) -> tuple[float, float]:
     """Return (share called different, median seconds) of comparisons that are resampled from recorded blocks.
 
-    Each comparison takes up to 60 s. Whole processes of `REFRESH_BLOCKS` blocks are drawn, because the blocks of a
-    process share an error. In A/A comparisons the sides are interchangeable, so each process gets a random sign.
+    Each comparison takes up to 60 s. Whole processes are drawn, because their blocks share an error. In A/A comparisons
+    the sides are interchangeable, so each process gets a random sign.
     """
     processes = []
+    rule = rule_for(timed[0]["timing"], statistics.median(line["base_ms"] for line in timed))
     for line in timed:
         of_process: dict[int, list[float]] = {}
         for block in line["bursts"]:
             of_process.setdefault(block["process"], []).append(_difference(block))
-        processes += [blocks for blocks in of_process.values() if len(blocks) == REFRESH_BLOCKS]
+        processes += [blocks for blocks in of_process.values() if len(blocks) == rule.renewed]
     recorded = np.array(processes)
-    rule = rule_for(timed[0]["timing"], statistics.median(line["base_ms"] for line in timed))
     block_s = sum(line["seconds"] for line in timed) / sum(len(line["bursts"]) for line in timed)
     blocks = min(MAX_BLOCKS, int(60 / block_s))
     random = options.rng
-    drawn = recorded[random.integers(0, len(recorded), (RESAMPLED, -(-blocks // REFRESH_BLOCKS)))]
+    drawn = recorded[random.integers(0, len(recorded), (RESAMPLED, -(-blocks // rule.renewed)))]
     if timed[0]["head"]["title"] == LIKE:
         drawn *= random.choice([-1.0, 1.0], (*drawn.shape[:2], 1))
     verdicts, used = ab_noise.decide_many(drawn.reshape(RESAMPLED, -1)[:, :blocks], rule)
@@ -346,10 +330,7 @@ def _row(title: str, comparisons: list[dict[str, Any]]) -> tuple[object, ...]:
     return (
         title,
         len(comparisons),
-        *(
-            sum(line["verdict"] == verdict for line in comparisons)
-            for verdict in ("different", "same", "unknown", "failed")
-        ),
+        *(sum(line["verdict"] == verdict for line in comparisons) for verdict in VERDICTS),
         f"{100 * statistics.median(differences):+.2f} %" if differences else "",
         f"{statistics.median(line['pairs'] for line in comparisons):g}",
         f"{statistics.median(seconds):.1f} ({np.quantile(seconds, 0.9):.1f})",
@@ -387,6 +368,17 @@ def slowdowns(options: argparse.Namespace) -> Rows:
         yield f"{percent:g} %", *cells
 
 
+def busy(options: argparse.Namespace) -> Rows:
+    runs, rule = max(1, round(RUNS / 10 * options.scale)), rule_for("cpu", 0.5)
+    yield f"on a busy CPU, {runs} runs", "blocks at most", "intervals that hold it", "different", "these hold it"
+    for percent in (0, 20, -27):
+        for blocks in (6, 12, 20, 40):
+            effect = math.log1p(percent / 100)
+            holds, found = ab_noise.hold(ab_noise.busy(options.rng, runs, blocks) + effect, effect, rule)
+            shown = f"{100 * holds[found].mean():.1f} %" if found.any() else ""
+            yield f"{percent:+} %", blocks, f"{100 * holds.mean():.1f} %", f"{100 * found.mean():.2f} %", shown
+
+
 def simulate(noise: Any, latency: str, effect: float, runs: int, options: argparse.Namespace) -> tuple[Any, Any, float]:
     """Return (verdicts, blocks used, median seconds) of 60 s comparisons at one of `ab_noise.LATENCIES`."""
     placement, burst, bursts, block_s = ab_noise.LATENCIES[latency]
@@ -400,5 +392,5 @@ def simulate(noise: Any, latency: str, effect: float, runs: int, options: argpar
 
 
 PARTS: dict[str, Callable[[argparse.Namespace], Rows]] = {
-    "simulated": simulated, "slowdowns": slowdowns, "measured": measured, "resampled": resampled,
+    "simulated": simulated, "slowdowns": slowdowns, "busy": busy, "measured": measured, "resampled": resampled,
 }  # fmt: skip

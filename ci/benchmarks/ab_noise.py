@@ -74,6 +74,29 @@ def luck(random: np.random.Generator, runs: int, blocks: int, sd: float, renewed
     return (head - base).repeat(renewed, axis=1)[:, :blocks]
 
 
+def busy(random: np.random.Generator, runs: int, blocks: int, renewed: int = 1) -> Array:
+    """Return [runs, blocks] differences, head minus base, on a CPU that other work shares for several bursts.
+
+    Four processes of ten share their core for as long as they live, and one burst in six is disturbed.
+    """
+    lives, bursts = (2, runs, -(-blocks // renewed)), (2, runs, blocks)
+    shared = (random.random(lives) < 0.4) * random.uniform(0.1, 0.9, lives)
+    disturbed = (random.random(bursts) < 1 / 6) * random.exponential(0.4, bursts)
+    base, head = shared.repeat(renewed, axis=2)[..., :blocks] + disturbed
+    return drifting(random, runs, blocks, 0.03, 0.3) + head - base
+
+
+def hold(differences: Array, effect: float, rule: sequential.Rule) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Return whether the interval that each comparison shows holds the effect, and whether it is called different."""
+    verdicts, used = decide_many(differences, rule)
+    holds = []
+    for row, verdict, n in zip(differences, verdicts, used, strict=True):
+        one = sequential.decide(row[:n], rule)
+        low, high = sequential.estimate(row[:n])[1:] if verdict == 2 else (one.low, one.high)
+        holds.append(low <= effect <= high)
+    return np.array(holds), np.abs(verdicts) == 1
+
+
 def decide_many(differences: Array, rule: sequential.Rule) -> tuple[NDArray[np.int8], NDArray[np.int64]]:
     """Apply `sequential.decide` after each block of many comparisons [runs, n], until each stops.
 
@@ -100,9 +123,6 @@ def decide_many(differences: Array, rule: sequential.Rule) -> tuple[NDArray[np.i
                     slower[row] &= effect - math.hypot(effect - pairs[k - 1], luck) > rule.floor
                     faster[row] &= effect + math.hypot(pairs[-k] - effect, luck) < -rule.floor
             decisions[slower], decisions[faster] = 1, -1
-        if n == sequential.GROSS_BLOCKS:
-            decisions[d.min(axis=1) > rule.gross] = 1
-            decisions[d.max(axis=1) < -rule.gross] = -1
         stop = decisions != 2
         verdict[alive[stop]], used[alive[stop]] = decisions[stop], n
         alive = alive[~stop]

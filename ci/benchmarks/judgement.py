@@ -137,7 +137,7 @@ def quiet(options: argparse.Namespace) -> Rows:
 def verdict_of(y: Floats, walked: Walked, timing: str, back: Returns) -> Verdict:
     """Return the verdict on the newest result of y, [n], by history alone."""
     facts: dict[str, Any] = of_history(walked, timing) | {"reach": walked.top and walked.top.reach(OUT)}
-    facts["came_back"] = back.share(len(y) - 1, y[-1] - y[:-1].min())
+    facts["came_back"] = back.share(y[-1] - y[:-1].min())
     return decide(Evidence(had=True, n=len(y) - 1, decidable=True, **facts)).verdict
 
 

@@ -333,14 +333,8 @@ def stories(options: argparse.Namespace) -> Rows:
 
 def noisy(options: argparse.Namespace) -> Rows:
     """Play a slowdown of 3 of 10 latencies in strong noise: the night that finds it, and nights that are not judged."""
-    yield (
-        "scatter",
-        "slowdown",
-        "latencies",
-        *(f"found by night {n}" for n in (1, 2, 3, 7, 14)),
-        "others",
-        "A/B s a night",
-    )
+    nights_by = *(f"found by night {n}" for n in (1, 2, 3, 7, 14)), "others", "A/B s a night"
+    yield "scatter", "slowdown", "latencies", *nights_by
     for scatter, factor in ((0.1, 1.25), (0.2, 1.25), (0.2, 1.5)):
         machine = replace(CPU, scatter=scatter, step=math.log(factor), cells=10)
         nights: list[float] = []

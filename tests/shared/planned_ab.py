@@ -59,9 +59,9 @@ class FakeBench:
             def __exit__(self, *_: object) -> None:
                 pass
 
-            def compare(self, cell: AbCell, budget_s: float) -> AbResult:
+            def compare(self, cell: AbCell, budget_s: float, within_s: float) -> AbResult:
                 fake.pythons.append((self.base.python, self.head.python))
-                fake.compared.append((self.base.commit, self.head.commit, cell, budget_s))
+                fake.compared.append((self.base.commit, self.head.commit, cell, min(budget_s, within_s)))
                 fake.now += 50
                 planned = fake.planned[cell.backend]
                 fake.then()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import replace
@@ -190,12 +191,13 @@ class Bench(Closing):
             with contextlib.suppress(SideFailure):
                 process.receive(object)
 
-    def compare(self, cell: AbCell, budget_s: float | None = None) -> AbResult:
+    def compare(self, cell: AbCell, budget_s: float | None = None, within_s: float = math.inf) -> AbResult:
         """Compare the sides on a cell. If a side fails, the result's verdict is `failed`.
 
         Args:
             cell: The cell to measure on both sides.
-            budget_s: Time in s for this comparison; None: the bench's.
+            budget_s: Time in s for measuring this comparison; None: the bench's.
+            within_s: Time in s with its preparation.
 
         Raises:
             AbError: No comparison is possible: no such device, or sides on different devices.
@@ -204,7 +206,7 @@ class Bench(Closing):
         """
         settings = self.settings if budget_s is None else replace(self.settings, budget_s=budget_s)
         seed = self.seed + len(self.results)
-        comparison = RunningComparison(self.base, self.head, cell, settings, seed, self.progress)
+        comparison = RunningComparison(self.base, self.head, cell, settings, seed, self.progress, within_s)
         logger.info("compare %s: %s with %s, at most %g s", cell, self.head.title, self.base.title, settings.budget_s)
         try:
             sides = self.sides(cell.device)

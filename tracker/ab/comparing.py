@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import random
 import statistics
 import time
@@ -83,9 +84,11 @@ class RunningComparison:
         settings: AbSettings,
         seed: int,
         progress: Callable[[str], None],
+        within_s: float = math.inf,
     ) -> None:
         self.cell, self.settings, self.progress = cell, settings, progress
         self.started = time.monotonic()
+        self.until = self.started + within_s
         self.coin = random.Random(seed)
         self.result = AbResult(cell, base, head, "unknown", seed=seed)
         self.blocks: list[Block] = []
@@ -160,16 +163,17 @@ class RunningComparison:
         """Measure blocks until they decide, or the time or number of blocks is spent."""
         from groupbench.tracker.ab import sequential
 
-        if not self.settings.budget_s:
-            return self._ended("unknown", message="not timed: the budget is 0 s", ran_out="budget")
+        if not self.settings.budget_s or time.monotonic() >= self.until:
+            return self._ended("unknown", message="not timed: the budget is spent", ran_out="budget")
         plan = self._plan()
         decision = sequential.decide([], plan.rule)
         began = time.monotonic()
+        self.until = min(self.until, began + self.settings.budget_s)
         self.result = replace(self.result, before_measuring_s=round(began - self.started, 3))
         while (
             decision.verdict == "continue"
             and len(self.blocks) < sequential.MAX_BLOCKS
-            and time.monotonic() - began < self.settings.budget_s
+            and time.monotonic() < self.until
         ):
             self._block(plan)
             decision = sequential.decide([block.difference for block in self.blocks], plan.rule)
@@ -181,16 +185,17 @@ class RunningComparison:
             self.result, bursts=tuple(self.blocks), blocks=len(self.blocks), base_ms=base_ms, head_ms=head_ms
         )
         self._refuse_implausible((base, head), (base_ms, head_ms))
-        return self._decided(decision, plan.rule)
+        return self._decided(decision, plan.rule, self.until - began)
 
-    def _decided(self, decision: Decision, rule: Rule) -> AbResult:
+    def _decided(self, decision: Decision, rule: Rule, limit_s: float) -> AbResult:
         from groupbench.tracker.ab import sequential
 
         if decision.verdict != "continue":
             return self._ended(decision.verdict, effect=decision.effect, low=decision.low, high=decision.high)
         effect, low, high = sequential.estimate([block.difference for block in self.blocks], 0.95, rule.resolution)
         out_of_blocks = len(self.blocks) == sequential.MAX_BLOCKS
-        limit = f"{sequential.MAX_BLOCKS} blocks" if out_of_blocks else f"{self.settings.budget_s:g} s of measuring"
+        limit = f"{sequential.MAX_BLOCKS} blocks" if out_of_blocks else f"{limit_s:.3g} s of measuring"
+        limit += busy() if self.result.timing == "cpu" else ""
         interval = "; the interval is a 95 % interval" if math.isfinite(low) and math.isfinite(high) else ""
         return self._ended(
             "unknown",
@@ -215,6 +220,8 @@ class RunningComparison:
 
     def _plan(self) -> _Plan:
         """Measure a first burst of each side, and plan the blocks by the latency."""
+        from groupbench.tracker.ab import sequential
+
         scouted = self.cell.samples or SCOUTED
         self._adopt(scouted)
         started = time.monotonic()
@@ -230,11 +237,12 @@ class RunningComparison:
         min_effect = self.settings.min_effect
         min_effect = usual.min_effect if min_effect is None else min_effect
         self.result = replace(self.result, min_effect=min_effect)
-        samples = self.cell.samples or usual.samples
+        rule = rule_for(timing, latency_ms, self.settings.alpha, min_effect)
+        shortest_s = 2 * sequential.first_look(rule.alpha) * latency_ms / 1e3  # with one call a burst
+        samples = self.cell.samples or max(1, min(usual.samples, int(self.settings.budget_s / shortest_s)))
         idle_s = usual.idle_s if self.cell.idle_s is None else self.cell.idle_s
         burst_s = max(seconds) * samples / scouted
-        shares_rest = burst_s <= SHORT_BURST_S
-        rule = rule_for(timing, latency_ms, self.settings.alpha, min_effect, self.settings.refresh_blocks)
+        shares_rest = timing == "gpu" and burst_s <= SHORT_BURST_S
         return _Plan(rule, samples, bursts_a_side(reload_s, burst_s, idle_s, shares_rest), idle_s, shares_rest)
 
     def _adopt(self, samples: int, fresh: bool = False) -> None:
@@ -246,7 +254,7 @@ class RunningComparison:
 
     def _block(self, plan: _Plan) -> None:
         """Measure a block: give both sides new addresses, or new processes if due, then run their bursts."""
-        age, turn = divmod(len(self.blocks), self.settings.refresh_blocks)
+        age, turn = divmod(len(self.blocks), plan.rule.renewed)
         if age and not turn:
             self._adopt(plan.samples, fresh=True)
         for process in self.sides:
@@ -275,6 +283,12 @@ class RunningComparison:
     def _ended(self, verdict: AbVerdict, message: str | None = None, **facts: Any) -> AbResult:
         seconds = round(time.monotonic() - self.started, 3)
         return replace(self.result, verdict=verdict, message=message, seconds=seconds, **facts)
+
+
+def busy() -> str:
+    """Return a remark if more programs want to run than this machine has processors."""
+    load, cpus = os.getloadavg()[0], os.cpu_count() or 1
+    return f" on a busy machine (load {load:.0f} on {counted(cpus, 'processor')})" if load > cpus else ""
 
 
 def bursts_a_side(reload_s: float, burst_s: float, idle_s: float, shares_rest: bool) -> int:

@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -29,14 +29,12 @@ from groupbench.tracker.ab.worktree import (
     WorktreeError,
     checkouts,
     resolve,
-    trees_are_equal,
 )
 from groupbench.tracker.facts.environment import ab_software, hardware_class
 from groupbench.tracker.facts.record import Environment
 from groupbench.tracker.judge import gate
 from groupbench.tracker.judge.toolchain_lines import agree
 from groupbench.tracker.judge.verdicts import Judged
-from groupbench.tracker.query.loaded import code_hashes
 from groupbench.tracker.query.resolve import find_run
 from groupbench.tracker.store import comparisons
 from groupbench.tracker.store.comparisons import DIFFERENT, FAILED, UNKNOWN, Compared
@@ -62,11 +60,11 @@ class Confirmed:
     enough: tuple[Judged, ...] = field(default=())  # the cause has its `MOST_AB` comparisons
     inconclusive: tuple[Judged, ...] = field(default=())  # compared before, without a decision
     elsewhere: tuple[Judged, ...] = field(default=())  # this machine cannot measure them
-    same_code: tuple[Judged, ...] = field(default=())  # the same files ran at both commits, so no A/B was run
+    failed: tuple[Judged, ...] = field(default=())  # measured once, and failed when it was repeated
 
     @property
     def decided(self) -> bool:
-        undecided = self.left_out or self.enough or self.inconclusive or self.elsewhere
+        undecided = self.left_out or self.enough or self.inconclusive or self.elsewhere or self.failed
         return not undecided and all(one.decided for _, one in self.compared)
 
     @property
@@ -83,8 +81,8 @@ class Confirmed:
             parts.append(
                 f"{counted(len(self.inconclusive), 'earlier comparison')} gave no decision; repeat them with --again"
             )
-        if self.same_code:
-            parts.append(f"{len(self.same_code)} not compared because the same files ran at both commits")
+        if self.failed:
+            parts.append(f"{len(self.failed)} failed when repeated")
         if self.elsewhere:
             parts.append(f"{len(self.elsewhere)} cannot be measured on this machine")
         return "CONFIRM " + (", ".join(parts) or "nothing to confirm")
@@ -199,7 +197,7 @@ def confirm(
         tuple(confirming.enough),
         tuple(inconclusive),
         tuple(confirming.elsewhere),
-        tuple(confirming.same_code),
+        tuple(confirming.unrepeated),
     )
 
 
@@ -220,7 +218,7 @@ class _Confirming:
     left_out: list[Judged] = field(default_factory=list)
     enough: list[Judged] = field(default_factory=list)
     elsewhere: list[Judged] = field(default_factory=list)
-    same_code: list[Judged] = field(default_factory=list)
+    unrepeated: list[Judged] = field(default_factory=list)
     repeat: bool = False
     repeated: set[tuple[int, str, str]] = field(default_factory=set)
     failed: dict[tuple[str, ...], WorktreeError | AbError] = field(default_factory=dict)  # by ends
@@ -231,7 +229,6 @@ class _Confirming:
         if self.clock() >= self.end:
             self.left_out += [row for pair in cause.pairs for row in pair.rows]
             return
-        cause.pairs = [replace(pair, rows=self._unlike(pair)) for pair in cause.pairs]
         for pair in cause.pairs:
             cause.rows = list(pair.rows)
             self._tried(pair, partial(self._measure, pair, cause))
@@ -267,16 +264,17 @@ class _Confirming:
         self.say(f"A/B of {pair.text}: {len(cause.rows)} series, at most {longest}")
         bench = self._bench(pair)
         while (row := cause.next()) is not None and self.clock() < self.end:
-            compared, kept = self._compared(bench, row, pair, cause.alone)
+            if (made := self._compared(bench, row, pair, cause.alone)) is None:
+                return
+            compared, kept = made
             # A failure of both sides is not stored: it shows nothing about a commit, and may be fixed here.
             self._add((row, compared), kept=kept)
             cause.answered(row, compared)
 
     def _repeat(self, pair: Pair, row: Judged) -> None:
         """Repeat a comparison: the newer answer counts. Raises WorktreeError, AbError."""
-        if self.clock() < self.end:
-            compared, kept = self._compared(self._bench(pair), row, pair, alone=False)
-            self._add((row, compared), kept=kept)
+        if self.clock() < self.end and (made := self._compared(self._bench(pair), row, pair, alone=False)):
+            self._add((row, made[0]), kept=made[1])
 
     def _bench(self, pair: Pair) -> Bench:
         """Return the bench of a pair: the open one if it fits. Raises WorktreeError, AbError."""
@@ -296,28 +294,23 @@ class _Confirming:
             at, details = datetime.now(UTC), pair.details(row)
             self._add((row, Compared(pair.base, pair.head, FAILED, at, message=error.message, details=details)))
 
-    def _compared(self, bench: Bench, row: Judged, pair: Pair, alone: bool) -> tuple[Compared, bool]:
-        """Measure a suspect, again if in doubt; return the answer, and whether to store it."""
-        result = bench.compare(_cell(row, self.measuring.plugins), min(CELL_S, self.end - self.clock()))
+    def _compared(self, bench: Bench, row: Judged, pair: Pair, alone: bool) -> tuple[Compared, bool] | None:
+        """Measure a suspect, again if in doubt; return the answer, and whether to store it. None: there was no time."""
+        cell = _cell(row, self.measuring.plugins)
+        if (result := self._result(bench, cell)) is None:
+            return None
         compared = _compared(row, result, pair)
-        if self._is_in_doubt(row, compared, alone):
-            second = bench.compare(_cell(row, self.measuring.plugins), min(CELL_S, self.end - self.clock()))
+        if self._is_in_doubt(row, compared, alone) and (second := self._result(bench, cell)) is not None:
             repeated = _compared(row, second, pair)
+            self.unrepeated += [row] * (repeated.verdict == FAILED and compared.verdict == DIFFERENT)
             if repeated.decided or compared.verdict != DIFFERENT:  # the second answer counts, if it is one
                 result, compared = second, repeated
         return compared, result.failed_side != "both"
 
-    def _unlike(self, pair: Pair) -> tuple[Judged, ...]:
-        """Return the suspects of a pair whose latency the commits can change.
-
-        An A/B of the others would find them equal, and hide that something else, such as a package, changed.
-        """
-        same = {} if pair.toolchains is not None else same_files(self.store, self.measuring.repo, pair)
-        for row in pair.rows:
-            if row.series.pk in same:
-                self.say(f"no A/B of {pair.text} for {row.series}: {same[row.series.pk]}")
-                self.same_code.append(row)
-        return tuple(row for row in pair.rows if row.series.pk not in same)
+    def _result(self, bench: Bench, cell: AbCell) -> AbResult | None:
+        """Compare a cell. Returns None if the preparation took the rest of the time."""
+        result = bench.compare(cell, CELL_S, self.end - self.clock())
+        return None if result.ran_out == "budget" and not result.blocks else result
 
     def _is_in_doubt(self, row: Judged, compared: Compared, alone: bool) -> bool:
         """Return whether to repeat a comparison: it did not decide, or no other suspect can repeat the difference.
@@ -341,16 +334,6 @@ class _Confirming:
         self.done += made
         for row, compared in made:
             self.report(row, compared)
-
-
-def same_files(store: Store, repo: Path, pair: Pair) -> dict[int, str]:
-    """Return the suspects, as keys of series, whose latency a pair's commits cannot change, each with the reason."""
-    series = [row.series.pk for row in pair.rows]
-    if trees_are_equal(repo, pair.base, pair.head):
-        return dict.fromkeys(series, "both commits have the same files")
-    with store.read() as session:
-        before, after = (code_hashes(session, series, commit) for commit in (pair.base, pair.head))
-    return {key: "its process ran the same files at both commits" for key in series if before[key] & after[key]}
 
 
 def _pythons(pair: Pair, interpreters: Interpreters, python: str, base_python: Path | None) -> tuple[str, str]:

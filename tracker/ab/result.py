@@ -29,9 +29,9 @@ LESS_ACCURATE: tuple[AccuracyChange, ...] = ("wrong", "less accurate")
 MORE_ACCURATE: tuple[AccuracyChange, ...] = ("fixed", "more accurate")
 
 RECORDS_SCHEMA = 2
-REFRESH_BLOCKS = 4
-"""Blocks before both sides get new processes; the verdict "different" needs at least three pairs of processes. Keeping
-several processes per side would make renewal cheaper, but with three, placing them again takes 0.35 s on an H100."""
+REFRESH_BLOCKS = {"gpu": 4, "cpu": 1}
+"""Blocks before both sides get new processes. On a CPU, other work slows a process down for seconds: blocks of one
+process are alike, and only those of different ones are independent. On a GPU, PROCESS_SD covers their offsets."""
 PROCESS_SD = ((0.015, 0.011), (0.06, 0.0035), (0.12, 0.0013), (0.4, 0.0013), (0.6, 0.0006))
 """(latency in ms, relative standard deviation of a process's constant offset), on an H100: docs/explanation/ab.md."""
 TICK_MS = {"gpu": 32e-6, "cpu": 1e-6}
@@ -132,7 +132,6 @@ class AbSettings:
         timeout_s: Time in s within which a side must answer.
         only_changed: Skip timing if the compiled kernels are equal.
         times_right_alone: Skip timing if head's result is wrong.
-        refresh_blocks: Blocks before both sides get new processes.
         times_same_code: Also time cells whose sides ran the same files, to find out how noisy the machine is.
     """
 
@@ -142,7 +141,6 @@ class AbSettings:
     timeout_s: float = 300.0
     only_changed: bool = False
     times_right_alone: bool = False
-    refresh_blocks: int = REFRESH_BLOCKS
     times_same_code: bool = False
 
 
@@ -152,11 +150,11 @@ class Defaults:
 
     min_effect: float
     floor: float
-    gross: float
     samples: int
     idle_s: float
     tick_ms: float
     process_sd: float
+    renewed: int
 
 
 def defaults(timing: str, latency_ms: float) -> Defaults:
@@ -165,13 +163,14 @@ def defaults(timing: str, latency_ms: float) -> Defaults:
     On an H100, a 13 us kernel's blocks scatter ten times as much as a 0.4 ms kernel's, so detecting less than
     2 % would take minutes. For such a kernel, more samples cost little compared to the rest before them.
     """
-    from groupbench.tracker.stats.thresholds import GROSS, POOL_FLOOR, least_effect  # numpy comes with it
+    from groupbench.tracker.stats.thresholds import POOL_FLOOR, least_effect  # numpy comes with it
 
     device = "gpu" if timing == "gpu" else "cpu"
-    common = least_effect(timing, latency_ms), POOL_FLOOR[device], GROSS[device]
+    common = least_effect(timing, latency_ms), POOL_FLOOR[device]
     if device == "cpu":
-        return Defaults(*common, 10, 0.0, TICK_MS["cpu"], 0.0)
-    return Defaults(*common, 30 if latency_ms < 0.05 else 10, 0.3, TICK_MS["gpu"], process_sd(latency_ms))
+        return Defaults(*common, 10, 0.0, TICK_MS["cpu"], 0.0, REFRESH_BLOCKS["cpu"])
+    samples = 30 if latency_ms < 0.05 else 10
+    return Defaults(*common, samples, 0.3, TICK_MS["gpu"], process_sd(latency_ms), REFRESH_BLOCKS["gpu"])
 
 
 def process_sd(latency_ms: float) -> float:
@@ -187,7 +186,6 @@ def rule_for(
     latency_ms: float,
     alpha: float = 0.001,
     min_effect: float | None = None,  # relative
-    renewed: int = REFRESH_BLOCKS,
 ) -> Rule:
     """Return the stopping rule for a comparison of a cell with this timing and latency."""
     from groupbench.tracker.ab.sequential import Rule
@@ -198,10 +196,9 @@ def rule_for(
         alpha=alpha,
         floor=min(plan.floor, min_effect / 2),
         min_effect=math.log1p(min_effect),
-        gross=max(plan.gross, 2 * min_effect),
         resolution=plan.tick_ms / latency_ms,
         process_sd=plan.process_sd,
-        renewed=renewed,
+        renewed=plan.renewed,
     )
 
 

@@ -13,11 +13,11 @@ machine change the power of the tests, but not their false-positive rate. Interv
 
 Alpha is spent over the looks (after Lan and DeMets, "Discrete sequential boundaries for clinical trials", 1983): half
 of it when all of the first blocks agree in sign (12 blocks for 0.001), the rest in equal levels over all later looks.
-`LATER_SHARE` comes from a simulation of the joint distribution, which ci/benchmarks/ab.py repeats. A gross change
-may end sooner. Five of five blocks beyond `gross` in one direction occur in one of 50 000 A/A comparisons if one block
-in five is such an outlier (on an H100, one in 17 was).
+`LATER_SHARE` comes from a simulation of the joint distribution, which ci/benchmarks/ab.py repeats. No size of a
+change ends a comparison sooner: to stop because the first blocks are far apart is to choose those with the most noise.
 
-The random order does not cover offsets that a process keeps for its lifetime. An H100 runs the same 0.055 ms kernel a
+The random order does not cover offsets that a process keeps for life. On a CPU, a process may share a core
+with other work for seconds, so each block begins with new processes. An H100 runs the same 0.055 ms kernel a
 few tenths of a per cent faster in one process than in the next, whatever the addresses. More blocks do not average
 this out, but more processes do. So each side uses several processes, and `different` requires an interval widened in
 quadrature by the possible offset of that many processes.
@@ -39,7 +39,6 @@ BlockVerdict = Literal["same", "different", "continue"]
 MAX_BLOCKS = 160
 """Largest number of blocks of a comparison: further looks would exceed the alpha that is reserved."""
 FIRST_SAME = 7
-GROSS_BLOCKS = 5
 LATER_SHARE = 0.05
 """Level of each look after the first, as a fraction of alpha."""
 
@@ -54,7 +53,6 @@ class Rule:
         floor: Difference that two processes of the same code may have.
         min_effect: Smallest difference that counts.
         resolution: Clock tick over latency; no interval is narrower.
-        gross: Difference for which five blocks are enough.
         process_sd: Standard deviation of the offset that a process keeps for its lifetime.
         renewed: Number of blocks after which a side's process is replaced.
     """
@@ -64,7 +62,6 @@ class Rule:
     floor: float = 0.001
     min_effect: float = 0.005
     resolution: float = 0.0
-    gross: float = 0.05
     process_sd: float = 0.0
     renewed: int = 8
 
@@ -73,8 +70,8 @@ class Rule:
             raise ValueError("alpha and beta must be above 0 and at most 0.2")
         if not 0 <= self.floor < self.min_effect < math.inf:
             raise ValueError("the floor must be at least 0 and below min_effect")
-        if not 0 <= self.resolution < math.inf or not self.gross > self.floor:
-            raise ValueError("the resolution must be at least 0, and gross above the floor")
+        if not 0 <= self.resolution < math.inf:
+            raise ValueError("the resolution must be at least 0")
         if not 0 <= self.process_sd < math.inf or self.renewed < 1:
             raise ValueError("process_sd must be at least 0, and renewed at least 1")
 
@@ -104,8 +101,6 @@ def decide(differences: ArrayLike, rule: Rule) -> Decision:
         return Decision("continue", math.nan, -math.inf, math.inf, 0)
     pairs = pair_averages(d)
     effect = middle(pairs)
-    if _is_gross(d, rule):
-        return Decision("different", effect, *_widened(effect, float(d.min()), float(d.max()), rule), n)
     wide = _interval(pairs, effect, n, alpha_at(n, rule.alpha), rule)
     luck = processes_width(n, rule)
     wide = (effect - math.hypot(effect - wide[0], luck), effect + math.hypot(wide[1] - effect, luck))
@@ -146,13 +141,14 @@ def bursts_per_block(placement_sd: float, burst_sd: float, reload_s: float, burs
     return max(1, min(8, round(burst_sd / placement_sd * math.sqrt(reload_s / (2 * burst_s)))))
 
 
-def _is_gross(d: NDArray[np.float64], rule: Rule) -> bool:
-    return len(d) == GROSS_BLOCKS and bool(d.min() > rule.gross or d.max() < -rule.gross)
+def first_look(alpha: float) -> int:
+    """Return the smallest number of blocks for `different`: all in one direction."""
+    return math.ceil(1 - math.log2(alpha / 2))
 
 
 def alpha_at(n: int, alpha: float) -> float:
     """Return the two-sided level of the look after block n; 0 without a look."""
-    first = math.ceil(1 - math.log2(alpha / 2))
+    first = first_look(alpha)
     if n == first:
         return alpha / 2
     return LATER_SHARE * alpha if first < n <= MAX_BLOCKS and _is_look(n) else 0.0

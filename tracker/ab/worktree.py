@@ -115,12 +115,6 @@ def resolve(repo: Path, commit: str, otherwise: str = "no folder has that name e
     return full
 
 
-def trees_are_equal(repo: Path, base: str, head: str) -> bool:
-    """Return whether two commits have the same files."""
-    trees = [git.ask(repo, "rev-parse", "--verify", "--quiet", f"{commit}^{{tree}}") for commit in (base, head)]
-    return trees[0] is not None and trees[0] == trees[1]
-
-
 class Spares:
     """Unused worktrees, for later commits of the same repository. A context manager.
 

@@ -201,12 +201,12 @@ class Backfill:
         if step is None:
             yield f"{counted(steps.commits, 'commit')} with results: no significant step between neighbours"
             return
-        ratio = step.pair.ratio or 1.0
         name = next(str(commit) for commit in commits if commit.hash == step.after)
-        yield f"largest step: {step.pair.series} is {change_in_words(ratio - 1)} at {name} than at {step.before[:10]}"
+        change = change_in_words(step.ratio - 1)
+        yield f"largest step: {step.pair.series} is {change} at {name} than at {step.before[:10]}"
         ends = step.before, step.after
         search = repro.search(program_of(self.context), step.pair.series.pk, *ends, "latency", step.environment)
-        options = ["--direction", "better"] if ratio < 1 else []
+        options = ["--direction", "better"] if step.ratio < 1 else []
         options += ["--python", self.python] if self.python is not None else []
         yield f"to confirm or reject it: {search} {shlex.join(options)}".rstrip()
 

@@ -43,7 +43,7 @@ class ConfirmOptions:
         "--budget",
         type=Duration(above=True),
         default="30m",
-        help="Begin no comparison after this time, and list unmeasured suspects.",
+        help="Measure nothing after this time, and list unmeasured suspects.",
     )
     setup: str | None = setup_option
     base_python: Path | None = option(
@@ -82,8 +82,8 @@ def confirm(
     If torch, Triton or Helion changed as well, both toolchains are measured. The old one needs an interpreter with
     the old packages: this one, --base-python, one of [toolchains] in groupbench.toml, or a new one from --install.
 
-    Exit codes: 0 every suspect is decided or there is nothing to confirm, 2 usage error, 3 a suspect is undecided,
-    75 another command uses this device.
+    Exit codes: 0 every suspect is decided or there is nothing to confirm, 2 usage error, 3 a suspect is undecided
+    or a comparison failed, 75 another command uses this device.
     """
     from groupbench.tracker.ab import confirm as confirming
     from groupbench.tracker.bisect.causes import Searches

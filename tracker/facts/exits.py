@@ -15,7 +15,7 @@ class ExitCode(IntEnum):
     USAGE = 2
     """An error that the user can fix, such as a wrong option or an invalid file."""
     INCOMPLETE = 3
-    """Some results were not measured, decided or written."""
+    """Some results were not measured, confirmed or written."""
     INCOMPARABLE = 4
     """The environments differ, so results cannot be compared; or `--resume` refuses to continue a run."""
     CANDIDATE = 5

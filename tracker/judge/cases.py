@@ -127,7 +127,7 @@ class Cases:
             facts |= {"back": walked.back == one.last, "noisy": is_noisy(one), "score": score}
             if walked.far:
                 y = one.followed.y[: one.last + 1]
-                facts["came_back"] = self.latencies.returns.share(one.last, float(y[-1] - y[:-1].min()))
+                facts["came_back"] = self.latencies.returns.share(float(y[-1] - y[:-1].min()))
         else:
             facts = {"nights": walked.nights, "beyond": walked.beyond, "since": abs(walked.nights)}
             facts |= {"p": walked.p} if walked.nights else {}
@@ -242,9 +242,9 @@ class Cases:
         reference = one.walked.stack[0]
         if reference.by not in ("nights", "faster") or reference.was is None or one.steps:
             return []
-        if abs(one.value - reference.was) < abs(one.value - reference.centre):  # tonight does not show it
-            return []
         since, change = len(one.own) - reference.start, one.value - reference.was
+        if change > -one.followed.least or -change < abs(one.value - reference.centre):  # tonight does not show it
+            return []
         evidence = self._evidence(one, kind="gain", distance=change, since=since)
         row = Judged(
             one.point.series, Verdict.OK, one.point, one.metric.judged_as, span=one.span(reference.start),

@@ -60,7 +60,7 @@ class Evidence:
     beyond: bool = fact(False, "farther from all results of the level than those are from each other")
     far: int = fact(0, "of these, for the worse by more than counts: {}")
     rank: float = fact(1.0, "chance of as many by the order of the results alone: {:.2g}")
-    came_back: float = fact(0.0, "share of all recent results that were about as far outside and came back: {:.2g}")
+    came_back: float = fact(0.0, "share of all series' results that were about as far outside and came back: {:.2g}")
     few: bool = fact(False, "few earlier results, so that history alone shows gross changes only")
     slight: bool = fact(False, "the change is not gross")
     back: bool = fact(False, "the first result back on the level before a change")

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from groupbench.tracker.facts.exits import ExitCode
 from groupbench.tracker.facts.verdicts import FAINT, Tone, Verdict, tone_of_count
 from groupbench.tracker.judge.parts import percent
-from groupbench.tracker.judge.verdicts import Judged, count, latencies, measured, outcome
+from groupbench.tracker.judge.verdicts import Judged, count, latencies, measured, outcome, worst
 from groupbench.tracker.text.wording import counted
 
 NEWS = 3
@@ -17,7 +17,8 @@ NEWS = 3
 
 
 def summary(rows: Sequence[Judged], code: ExitCode, *, strict: bool, same_commit: bool, runs: int = 1) -> str:
-    """Return the first line of the output: the outcome, then a count of every verdict."""
+    """Return the first line of the output: the outcome, then a count of every verdict. Each series counts once."""
+    rows = worst(rows)
     head = _head(rows, count(rows), code, strict)
     if runs > 1:
         head += f" (a night of {runs} runs)"
@@ -40,7 +41,8 @@ class VerdictCount(NamedTuple):
 
 
 def verdict_counts(rows: Sequence[Judged]) -> list[VerdictCount]:
-    """Return a count of every verdict, the most severe first."""
+    """Return a count of the series with every verdict, the most severe first."""
+    rows = worst(rows)
     counts, acknowledged, asides = count(rows), sum(row.acknowledged for row in rows), _asides(rows)
     special = {
         str(Verdict.REGRESSED): {"acknowledged": acknowledged} if acknowledged else {},
@@ -79,15 +81,9 @@ def _headlines(rows: Sequence[Judged], code: ExitCode, strict: bool) -> str:
         if row.verdict.exit is code and row.exit_code(strict) is code:
             deciding.setdefault(row.verdict, []).append(row)
     return ", ".join(
-        f"{_results(len(members))} wrong" if verdict is Verdict.WRONG else _series(members, verdict.phrase)
+        f"{_results(len(members))} wrong" if verdict is Verdict.WRONG else f"{len(members)} series {verdict.phrase}"
         for verdict, members in sorted(deciding.items(), key=lambda item: item[0].severity)
     )
-
-
-def _series(rows: Sequence[Judged], what: str) -> str:
-    """Return how many series have these rows, and the number of rows if a series has several."""
-    number = len({row.series.pk for row in rows})
-    return f"{number} series {what}" + (f" ({len(rows)} rows)" if len(rows) > number else "")
 
 
 def _incomplete(rows: Sequence[Judged], strict: bool) -> str:
@@ -183,9 +179,9 @@ def _news(rows: Sequence[Judged]) -> str | None:
     if acknowledged:
         return f"nothing new; {counted(acknowledged, 'acknowledged regression')}"
     if improved:
-        return _series(improved, Verdict.IMPROVED)
+        return f"{len(improved)} series {Verdict.IMPROVED}"
     if maybe:
-        return _series(maybe, "may have improved")
+        return f"{len(maybe)} series may have improved"
     return None
 
 

@@ -205,9 +205,9 @@ class PinRule:
         past = self.data.pasts.latency(point.series.pk)
         past = past.where(past.alike)
         past = past.where(past.toolchain == past.toolchain[-1])
-        number = min(NEWEST, row.since or NEWEST, len(past))
         limit = math.log1p(pinned.max_slowdown)
-        level = past.run[-min(number, _on_newest_level(past, point, limit)) :].tolist()
+        number = min(NEWEST, _on_newest_level(past, point, limit))
+        level = past.run[-number:].tolist()
         stored = self.data.evidence(point.series.pk, [], level)
         compared = comparisons.about(of_one_toolchain(stored), {pinned.commit}, self.data.clean_commits(level))
         if compared is not None and compared.verdict == SAME:
@@ -228,7 +228,7 @@ class PinRule:
 
 
 def _on_newest_level(past: Past, point: PointRow, limit: float) -> int:
-    """Return how many of the newest results are near the newest. An A/B of an older commit does not decide it."""
+    """Return how many of the newest results are near the newest: older ones and their A/Bs do not show its level."""
     assert point.timing is not None
     far = max(limit, SIGMAS * max(POOL_FLOOR[point.timing], point.error or 0.0))
     off = np.flatnonzero(np.abs(past.log - past.log[-1]) > far)

@@ -93,7 +93,7 @@ def _still_open(data: GateData, point: PointRow) -> list[Case]:
             Effect(ms, rms, alert.before, change, low, high), span=Span(alert.base_run, alert.run), alert=alert,
             compared=alert.compared,
         )  # fmt: skip
-        cases.append(Case(Evidence("step", alert=alert.state), row))
+        cases.append(Case(Evidence("step", alert=alert.state, distance=abs(alert.effect or 1.0)), row))
     return cases
 
 

@@ -131,6 +131,10 @@ RULES: tuple[Rule, ...] = (
         f"a change more than {OLD} results ago without an incident", note="old change",
     ),
     Rule(
+        "not shown", lambda e: _step(e) and e.distance <= 0 and e.ab != "worse", Verdict.UNRESOLVED,
+        "a step in force, though tonight's result does not show it",
+    ),
+    Rule(
         "A/B worse", lambda e: e.ab == "worse", Verdict.REGRESSED,
         "an A/B of both commits, on one machine, found the head slower",
     ),
@@ -196,7 +200,7 @@ RULES: tuple[Rule, ...] = (
         and e.decidable and not e.slight and e.came_back <= RARE, Verdict.UNCONFIRMED,
         "a first night with a chance of at most 0.1 %, farther from all results than they are from each other; or, "
         "with few earlier results, a gross change with a chance of at most 0.5 %; unless at least two, and more "
-        "than 0.5 %, of all recent results were about as far and came back",
+        "than 0.5 %, of all series' results were about as far and came back",
     ),
     Rule(
         "two nights better", lambda e: -e.nights >= TO_SUSPECT and e.decidable and not e.slight, Verdict.SUSPECT,

@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from groupbench.tracker.facts.exits import ExitCode
+from groupbench.tracker.facts.grouping import grouped
 from groupbench.tracker.facts.identity import SHOWN
 from groupbench.tracker.facts.metrics import LATENCY, RMS, Metric, named
 from groupbench.tracker.facts.record import MEASURED
@@ -283,10 +284,7 @@ class Gate:
     @cached_property
     def by_series(self) -> dict[int, str]:
         """The most severe verdict on each series, by key."""
-        verdicts: dict[int, str] = {}
-        for row in sorted(self.rows, key=lambda row: -row.verdict.severity):
-            verdicts[row.series.pk] = row.verdict
-        return verdicts
+        return {row.series.pk: row.verdict for row in worst(self.rows)}
 
     @property
     def unmeasured(self) -> list[Judged]:
@@ -309,11 +307,8 @@ class Gate:
     @property
     def notable(self) -> tuple[Judged, ...]:
         """The rows worth showing, most severe first, acknowledged last: changes, failures to judge, and news."""
-
-        def order(row: Judged) -> tuple[Any, ...]:
-            return row.verdict.severity, row.acknowledged, -(row.change or 0.0), row.series.sort_key
-
-        return tuple(sorted((row for row in self.rows if row.loud or not row.verdict.quiet), key=order))
+        rows = [row for row in self.rows if row.loud or not row.verdict.quiet]
+        return tuple(sorted(rows, key=lambda row: (*_severity(row), row.series.sort_key)))
 
     @property
     def suspects(self) -> tuple[Judged, ...]:
@@ -353,9 +348,19 @@ def _rank(row: Judged) -> tuple[object, ...]:
     return row.better, noisy, 1.0 if score is None else score, -abs(row.change or 0.0), row.series.sort_key
 
 
+def _severity(row: Judged) -> tuple[int, bool, float]:
+    return row.verdict.severity, row.acknowledged, -(row.change or 0.0)
+
+
+def worst(rows: Sequence[Judged]) -> list[Judged]:
+    """Return each series' row for all counts: the most severe one, of those with an exit code if any."""
+    rows_of = grouped(rows, lambda row: row.series.pk).values()
+    return [min(of, key=lambda row: (row.exit_code(False) is ExitCode.OK, *_severity(row))) for of in rows_of]
+
+
 def count(rows: Sequence[Judged]) -> dict[str, int]:
-    """Return how many rows have each verdict, most severe first."""
-    counts = Counter(row.verdict for row in rows)
+    """Return how many series have each verdict, most severe first."""
+    counts = Counter(row.verdict for row in worst(rows))
     return {str(verdict): counts[verdict] for verdict in Verdict if counts[verdict]}
 
 
@@ -375,8 +380,8 @@ def measured(rows: Sequence[Judged]) -> bool:
 
 def latencies(rows: Sequence[Judged]) -> tuple[int, int]:
     """Return (series whose latency was judged, series that have one)."""
-    timed = {row.series.pk for row in rows if row.point is not None and row.point.timed}
-    return len({row.series.pk for row in rows if row.judged_latency}), len(timed)
+    timed = [row for row in worst(rows) if row.point is not None and row.point.timed]
+    return sum(row.judged_latency for row in timed), len(timed)
 
 
 def outcome(rows: Sequence[Judged], code: ExitCode) -> RunOutcome:

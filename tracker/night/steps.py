@@ -30,6 +30,7 @@ class LatencyStep:
     pair: SeriesPair
     before: str  # hash of the commit
     after: str
+    ratio: float  # of the latencies of the two, as `history` shows them
     environment: Environment
 
 
@@ -78,7 +79,10 @@ class _Candidate:
         pair = compare_series(first.series, before, after)
         if pair.verdict not in (Verdict.REGRESSED, Verdict.IMPROVED) or pair.note is not None:
             return None  # the pair with a note changed in accuracy
-        return LatencyStep(pair, before[-1].run.commit, first.run.commit, first.environment.facts)
+        ratio = (first.median_ms or math.nan) / (before[-1].median_ms or math.nan)
+        if (ratio > 1) != (pair.verdict is Verdict.REGRESSED):
+            return None  # the two commits alone show the opposite
+        return LatencyStep(pair, before[-1].run.commit, first.run.commit, ratio, first.environment.facts)
 
 
 def _candidates(results: Sequence[Sequence[PointRow]]) -> Iterator[_Candidate]:

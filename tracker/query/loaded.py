@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Mapping
 
 from sqlalchemy import select
@@ -12,7 +11,7 @@ from groupbench.tracker.facts.loaded import LoadedDifference, difference_of
 from groupbench.tracker.facts.record import Loaded
 from groupbench.tracker.query.rows import PointRow
 from groupbench.tracker.store.chunks import chunks
-from groupbench.tracker.store.schema import Commit, LoadedList, Point, Run
+from groupbench.tracker.store.schema import LoadedList
 
 
 def loaded_lists(session: Session, hashes: Iterable[str]) -> dict[str | None, Mapping[str, str]]:
@@ -50,19 +49,3 @@ class LoadedLists:
             same = None if after.code_hash is None else True
             return LoadedDifference(same, of=len(self._items.get(after.code_hash, ())))
         return difference_of(self.of(before), self.of(after))
-
-
-def code_hashes(session: Session, series: Iterable[int], commit: str) -> defaultdict[int, set[str]]:
-    """Return the code hashes of each series' results at a commit without uncommitted changes."""
-    query = (
-        select(Point.series_id, LoadedList.content)
-        .join(Point, Point.code_id == LoadedList.id)
-        .join(Run, Point.run_id == Run.id)
-        .join(Commit, Run.commit_id == Commit.id)
-        .where(Commit.hash == commit, Run.dirty.is_(False))
-    )
-    hashes: defaultdict[int, set[str]] = defaultdict(set)
-    for chunk in chunks(series):
-        for key, content in session.execute(query.where(Point.series_id.in_(chunk))):
-            hashes[key].add(content)
-    return hashes

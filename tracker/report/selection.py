@@ -13,7 +13,7 @@ from typing import Any
 
 from groupbench.tracker.facts.grouping import grouped
 from groupbench.tracker.facts.verdicts import Verdict
-from groupbench.tracker.judge.verdicts import CANARY, Gate, Judged
+from groupbench.tracker.judge.verdicts import CANARY, Gate, Judged, worst
 from groupbench.tracker.query.rows import PointRow, SeriesRow
 from groupbench.tracker.report.shown import shown_speedup
 
@@ -51,21 +51,13 @@ def choose(judged: Gate, limit: int = FULL) -> list[int]:
     First come canaries, since the roofline needs them, then changed series, the most severe first. Next are the other
     backends on changed problems, and then the problems with the slowest backends, each operator in turn.
     """
-    rows = list(_by_series(judged).values())
+    rows = sorted(worst(judged.rows), key=lambda row: row.verdict.severity)
     changed = [row.series for row in judged.notable]
     problems = grouped(rows, lambda row: row.series.problem)
     beside = [row.series for series in changed for row in problems[series.problem]]
     canaries = [row.series for row in rows if row.series.operator == CANARY]
     ordered = chain(canaries, changed, beside, _slowest_first(problems.values()))
     return list(dict.fromkeys(series.pk for series in ordered))[:limit]
-
-
-def _by_series(judged: Gate) -> dict[int, Judged]:
-    """Return the row with the most severe verdict on each series."""
-    rows: dict[int, Judged] = {}
-    for row in sorted(judged.rows, key=lambda row: row.verdict.severity):
-        rows.setdefault(row.series.pk, row)
-    return rows
 
 
 def _slowest_first(problems: Iterable[Sequence[Judged]]) -> Iterator[SeriesRow]:
@@ -93,7 +85,7 @@ def index(judged: Gate, coverage: Coverage) -> dict[str, Any]:
     Names are stored once: each entry in `rows` holds positions in `names`, the verdict's position in `verdicts`,
     latency in ms, speed-up over the baseline, the series key, and 1 if the page shows the series in full.
     """
-    rows = list(_by_series(judged).values())
+    rows = sorted(worst(judged.rows), key=lambda row: row.verdict.severity)
     names: dict[str, dict[str, int]] = {name: {} for name in _NAMES}
     verdicts: dict[Verdict, int] = {}
     baselines = {row.series.problem: row.point for row in rows if row.point and row.point.baseline and row.point.timed}

@@ -9,7 +9,7 @@ from groupbench.tracker.facts.environment import IDENTITY_FIELDS
 from groupbench.tracker.facts.grouping import grouped
 from groupbench.tracker.facts.record import MEASURED
 from groupbench.tracker.facts.verdicts import BESIDES_CODE, FAINT, GOOD, Verdict, tone_of, tone_of_count
-from groupbench.tracker.judge.verdicts import Gate, Judged, count
+from groupbench.tracker.judge.verdicts import Gate, Judged, count, worst
 from groupbench.tracker.query.rows import PointRow, RunRow, SeriesRow
 from groupbench.tracker.report.cells import Row, Table, TableCell, number, plus_minus
 from groupbench.tracker.report.gather import Report
@@ -149,12 +149,12 @@ def operators(report: Report, slugs: Mapping[str, str]) -> Table:
 
 
 def _verdicts(judged: Sequence[Judged]) -> TableCell:
-    """Return row counts by verdict, in the tone for the most severe bad one."""
-    counts = count(judged)
-    loud = [row.verdict for row in judged if not row.verdict.quiet and row.verdict.tone is not GOOD]
-    worst = min(loud, key=lambda verdict: verdict.severity, default=None)
-    acknowledged = sum(row.acknowledged for row in judged if row.verdict is worst)
-    tone = FAINT if worst is None else tone_of_count(worst, counts[worst], acknowledged)
+    """Return counts of series by verdict, in the tone for the most severe bad one."""
+    counts, rows = count(judged), worst(judged)
+    loud = [row.verdict for row in rows if not row.verdict.quiet and row.verdict.tone is not GOOD]
+    first = min(loud, key=lambda verdict: verdict.severity, default=None)
+    acknowledged = sum(row.acknowledged for row in rows if row.verdict is first)
+    tone = FAINT if first is None else tone_of_count(first, counts[first], acknowledged)
     text = ", ".join(f"{number:,} {verdict}" for verdict, number in counts.items())
     return TableCell(text or "not in this run", f"message {tone}")
 

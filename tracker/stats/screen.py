@@ -168,27 +168,21 @@ class Returns:
     """All series' results that were farther from all before than those from each other, and came back.
 
     Attributes:
-        earlier: How many results each had before it, [k].
-        distance: Of each from the lowest of those, [k].
-        seen: Number of all results with fewer earlier ones than the index.
+        distance: Of each from the lowest result before, [k].
+        seen: Number of all series' results after the first, without the newest.
     """
 
-    earlier: NDArray[np.int64]
     distance: Floats
-    seen: NDArray[np.int64]
+    seen: int
 
-    def share(self, n: int, distance: float) -> float:
-        """Return the share of results after n to n/2 earlier ones that were about as far and came back.
+    def share(self, distance: float) -> float:
+        """Return the share of all results that were about as far and came back.
 
         It is a count, so whatever the noise, first nights that are rarer raise no more false alarms than their limit.
         One result alone never counts.
         """
-        recent = (self.earlier > n // 2) & (self.earlier <= n)
-        number = int((recent & (self.distance >= AS_FAR * distance)).sum())
-        if number < PRECEDENTS:
-            return 0.0
-        newest = min(n, len(self.seen) - 2)
-        return number / int(self.seen[newest + 1] - self.seen[n // 2 + 1])
+        number = int((self.distance >= AS_FAR * distance).sum())
+        return number / self.seen if number >= PRECEDENTS else 0.0
 
 
 def came_back(stacks: Sequence[tuple[Stacked, float]]) -> Returns:
@@ -197,18 +191,16 @@ def came_back(stacks: Sequence[tuple[Stacked, float]]) -> Returns:
     Args:
         stacks: A night's series, with the gross distance that counts after fewer than `ENOUGH` results.
     """
-    earlier, distance = [np.zeros(0, dtype=np.int64)], [np.zeros(0)]
-    seen = np.zeros(2 + max((series.y.shape[1] for series, _ in stacks), default=0), dtype=np.int64)
+    distance, seen = [np.zeros(0)], 0
     for series, gross in stacks:
-        y, n = series.y, series.y.shape[1]
+        y = series.y
         high, low = (extreme.accumulate(y, axis=1)[:, :-2] for extreme in (np.maximum, np.minimum))
         limit = low + np.maximum(2 * (high - low), series.least[:, None])
         limit[:, : ENOUGH - 1] = np.maximum(limit, low + gross)[:, : ENOUGH - 1]
         rows, columns = np.nonzero((y[:, 1:-1] > limit) & (y[:, 2:] <= limit))
-        earlier.append(columns + 1)
         distance.append(y[rows, columns + 1] - low[rows, columns])
-        seen[2:n] += len(y)
-    return Returns(np.concatenate(earlier), np.concatenate(distance), seen.cumsum())
+        seen += limit.size
+    return Returns(np.concatenate(distance), seen)
 
 
 def scatter(values: Floats) -> Floats:

@@ -383,7 +383,8 @@ class _Walker:
             return
         centre = self._centre(top) + effect
         for depth, below in enumerate(self.stack[:-1]):
-            if abs(centre - self._centre(below)) <= self.least:
+            beyond = centre - self._centre(below)  # if faster still, by more than a result may be
+            if -self.least - self.predicted(below).deviation <= beyond <= self.least:
                 while len(self.stack) > depth + 1:
                     self._end(place)
                 return

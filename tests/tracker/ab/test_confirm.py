@@ -5,20 +5,16 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
 from nights import Cli, Stored, commit, first_line, members, quiet, rows, suspect, wobble
 from planned_ab import FakeBench
-from repositories import git
 
-from groupbench.tracker.ab import confirm as confirming
 from groupbench.tracker.ab.bench import AbCell
 from groupbench.tracker.ab.confirm import Measuring, confirm
-from groupbench.tracker.ab.suspects import MOST_AB, Pair
-from groupbench.tracker.ab.worktree import trees_are_equal
+from groupbench.tracker.ab.suspects import MOST_AB
 from groupbench.tracker.facts.loaded import loaded_of
 from groupbench.tracker.store.engine import open_store
 
@@ -90,14 +86,22 @@ def test_what_the_gate_makes_of_it(
 
 
 @pytest.mark.parametrize(
-    ("first", "second", "kept"), [("different", "unknown", 1), ("unknown", "different", 1), ("different", "same", 0)]
+    ("first", "second", "kept"),
+    [("different", "unknown", 1), ("unknown", "different", 1), ("different", "same", 0), ("different", "failed", 1)],
 )
 def test_a_repeated_answer_counts_if_it_is_one(cli: Cli, slow: FakeBench, first: str, second: str, kept: int) -> None:
     """A false difference would stay red for weeks."""
     slow.plan(first, 0.04)
     slow.then = lambda: slow.plan(second, 0.04)
-    cli("confirm")
-    assert (len(slow.compared), cli("gate").exit_code) == (2, kept)
+    code = cli("confirm").exit_code
+    assert (len(slow.compared), cli("gate").exit_code, code) == (2, kept, 3 * (second == "failed"))
+
+
+def test_what_the_preparation_left_no_time_for_is_left_out(cli: Cli, slow: FakeBench) -> None:
+    slow.plan("unknown", ran_out="budget")
+    assert "CONFIRM 1 left out because the budget is spent" in cli("confirm").stdout
+    slow.plan("different", 0.04)
+    assert cli("confirm").exit_code == 0
 
 
 def test_what_was_tried_is_not_tried_again_unless_asked(cli: Cli, slow: FakeBench, stored: Stored, make: Any) -> None:
@@ -240,34 +244,6 @@ def test_usage(cli: Cli, stored: Stored, make: Any) -> None:
     assert "nothing to confirm" in cli("confirm").stdout
     for bad in (["nope"], ["--budget", "0"], ["--budget", "x"]):
         assert cli("confirm", *bad).exit_code == 2
-
-
-LOADED = loaded_of({"kernel.py": "1"}, {})
-OTHER = loaded_of({"kernel.py": "2"}, {})
-
-
-@pytest.mark.parametrize(
-    ("base", "head", "same"), [(LOADED, LOADED, True), (LOADED, OTHER, False), (None, LOADED, False)]
-)
-def test_known_hashes_of_two_commits(
-    stored: Stored, make: Any, db: Any, tmp_path: Path, base: Any, head: Any, same: bool
-) -> None:
-    stored([make(0, loaded=base), make(1, loaded=head)])
-    row = SimpleNamespace(series=SimpleNamespace(pk=1))
-    pair = Pair(commit(0), commit(1), (row,))  # type: ignore[arg-type]
-    with open_store(db, create=False) as store:
-        assert bool(confirming.same_files(store, tmp_path, pair)) == same
-
-
-def test_commits_with_equal_trees_are_not_compared(tmp_path: Path) -> None:
-    for words in (("init", "-q"), ("commit", "-q", "--allow-empty", "-m", "one"), ("tag", "one")):
-        git(tmp_path, *words)
-    git(tmp_path, "commit", "-q", "--allow-empty", "-m", "two")
-    assert trees_are_equal(tmp_path, "one", "HEAD")
-    (tmp_path / "README.md").write_text("text")
-    git(tmp_path, "add", "README.md")
-    git(tmp_path, "commit", "-q", "-m", "three")
-    assert not trees_are_equal(tmp_path, "one", "HEAD") and not trees_are_equal(tmp_path, "one", "nowhere")
 
 
 def test_a_few_suspects_of_a_cause_are_measured_and_the_others_inherit(

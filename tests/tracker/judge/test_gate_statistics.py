@@ -9,9 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 from cases import rarely
+from hypothesis import given
+from hypothesis import strategies as st
 from nights import Cli, Stored, by_backend, rows
 
+from groupbench.tracker.facts.verdicts import Verdict
 from groupbench.tracker.judge import gate
+from groupbench.tracker.judge.evidence import Evidence
+from groupbench.tracker.judge.rules import decide
 from groupbench.tracker.query.resolve import find_run
 from groupbench.tracker.stats.walk import on_level
 from groupbench.tracker.store.engine import open_store
@@ -216,3 +221,22 @@ def test_an_acknowledged_alert_does_not_hide_an_open_one(cli: Cli, stored: Store
     assert cli("incidents", "ack", "2", "--reason", "known").exit_code == 0
     assert cli("gate").exit_code == 1
     assert verdicts(cli) == [("regressed", "latency", 1), ("regressed", "accuracy", 2)]
+
+
+@given(
+    st.builds(
+        Evidence,
+        kind=st.sampled_from(["tonight", "step", "gain"]),
+        ab=st.sampled_from([None, "same", "better", "undecided"]),
+        distance=st.floats(-1, 0),
+        alert=st.sampled_from([None, "new"]),
+        since=st.integers(0, 30),
+        nights=st.integers(-3, 0),
+        cause=st.sampled_from([None, "code"]),
+        decidable=st.booleans(),
+        drifts=st.booleans(),
+    )
+)
+def test_no_change_for_the_better_is_a_regression(evidence: Evidence) -> None:
+    """Not even with an open incident: the results and an A/B may contradict each other."""
+    assert decide(evidence).verdict is not Verdict.REGRESSED

@@ -98,6 +98,15 @@ def test_many_small_steps_pass_the_limit(cli: Cli, stored: Stored, make: Any) ->
     assert pinned(cli) == []
 
 
+def test_a_slowdown_that_is_undone_meets_its_pin_at_once(cli: Cli, stored: Stored, make: Any) -> None:
+    stored([make(night, ms=1.05 if night in range(6, 12) else 1.0) for night in range(12)])
+    cli("pins", "add", "000ccc", "--max-slowdown", "3%", "--name", "v1")
+    assert len(pinned(cli)) == 1
+    for night in (12, 13):
+        stored([make(night)])
+        assert pinned(cli) == []
+
+
 @pytest.mark.parametrize(
     ("environment", "why"),
     [({"gpu_uuid": "GPU-other"}, ""), ({"triton": "3.8.0"}, "; all have one with another toolchain (triton 3.7.1 → ")],

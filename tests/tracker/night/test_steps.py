@@ -68,7 +68,7 @@ def test_the_results_around_a_step_outweigh_two_noisy_neighbours(steps: Callable
     assert steps(*commits[2:4]).largest is None
     largest = steps(*commits).largest
     assert largest is not None and (largest.before, largest.after) == (COMMITS[2], COMMITS[3])
-    assert largest.pair.ratio == pytest.approx(2.0, rel=0.1)
+    assert largest.ratio == pytest.approx(2.0 / 0.95), "of the two commits, as `history` shows them"
 
 
 def test_one_noisy_commit_is_no_step(steps: Callable[..., Steps]) -> None:

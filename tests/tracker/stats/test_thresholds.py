@@ -9,7 +9,7 @@ import pytest
 
 from groupbench.tracker.ab.result import defaults
 from groupbench.tracker.compare.ratios import judge_pools, mad
-from groupbench.tracker.stats.thresholds import GROSS, POOL_FLOOR, burst_error, least_effect
+from groupbench.tracker.stats.thresholds import POOL_FLOOR, burst_error, least_effect
 
 UNKNOWN = math.nan
 
@@ -30,10 +30,9 @@ def test_the_least_effect_is_that_of_an_ab(timing: str, ms: float, least: float)
 
 @pytest.mark.parametrize("timing", ["gpu", "cpu"])
 def test_the_floors_of_an_ab_are_those_of_pools(timing: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert (defaults(timing, 1.0).floor, defaults(timing, 1.0).gross) == (POOL_FLOOR[timing], GROSS[timing])
+    assert defaults(timing, 1.0).floor == POOL_FLOOR[timing]
     monkeypatch.setitem(POOL_FLOOR, timing, 0.7)
-    monkeypatch.setitem(GROSS, timing, 0.9)
-    assert (defaults(timing, 1.0).floor, defaults(timing, 1.0).gross) == (0.7, 0.9)
+    assert defaults(timing, 1.0).floor == 0.7
 
 
 def test_mad_estimates_the_standard_deviation() -> None:

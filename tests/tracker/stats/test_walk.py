@@ -33,20 +33,24 @@ def test_an_ab_with_a_commit_of_the_level_below_ends_a_slowdown() -> None:
     assert len(walked.stack) == 1
 
 
+def test_a_slowdown_that_an_ab_finds_undone_leaves_no_improvement() -> None:
+    """The A/B's effect and the centres of both levels have errors, by which the level seems to be below the first."""
+    y = [*np.random.default_rng(3).normal(0, 0.002, 13), 0.026, 0.026, 0.027, 0.026, 0.001, 0.0]
+    marks = {13: [Mark("slower", 12, 0.026, tag=1)], 17: [Mark("faster", 16, -0.0305)]}
+    walked = walk(y, 0.003, 0.0015, marks, floor=0.0003)
+    assert [level.by for level in walked.levels] == [None, "slower"] and len(walked.stack) == 1
+
+
 def test_results_far_outside_count_if_two_as_far_came_back() -> None:
-    """After fewer than five results, only gross ones do; older ones are forgotten after twice as many."""
+    """After fewer than five results, only gross ones do."""
     y = np.zeros((20, 14))
     y[3, 5], y[4, 2], y[5, 3], y[6, 8:], y[7, 5], y[8, 6] = 0.5, 0.01, 0.5, 0.5, 0.4, 0.1
     stack = Stacked(y, *(np.full(20, each) for each in (0.003, 0.0015, 0.0003)))
     found = came_back([(stack, 0.05)])
-    assert sorted(zip(found.earlier.tolist(), found.distance.tolist(), strict=True)) == [
-        (3, 0.5), (5, 0.4), (5, 0.5), (6, 0.1)
-    ]  # fmt: skip
-    shares = [20 * found.share(n, 0.5) for n in range(14)]
-    expected = [0, 0, 0, 0, 0, 3 / 3, 2 / 3, 2 / 4, 2 / 4, 2 / 5, 0, 0, 0, 0]
-    assert shares == pytest.approx(expected)
-    assert [found.share(6, distance) > 0 for distance in (0.1, 0.5, 0.51, 0.7)] == [True, True, False, False]
-    assert came_back([(stack.__class__(y[:, :1], stack.least, stack.prior, stack.floor), 0.05)]).share(0, 1.0) == 0
+    assert sorted(found.distance.tolist()) == [0.1, 0.4, 0.5, 0.5]
+    shares = [20 * 12 * found.share(distance) for distance in (0.1, 0.5, 0.51, 0.7)]
+    assert shares == pytest.approx([4, 3, 2, 0])
+    assert came_back([(stack.__class__(y[:, :1], stack.least, stack.prior, stack.floor), 0.05)]).share(1.0) == 0
 
 
 @pytest.mark.parametrize("rho", [0.0, 0.6])
