@@ -237,8 +237,9 @@ def test_processes_that_were_started_early_measure_the_first_cells(monkeypatch: 
     assert not any(spare._process.lives() for spare in spares)
 
 
-def test_a_plugin_gets_a_process_of_its_own() -> None:
+def test_a_plugin_gets_a_process_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its module may set how CUDA starts."""
+    monkeypatch.setattr(executor, "facts_of", lambda job: job)
     workers = executor.Workers(60.0, spares=[spare := batches.Spare("cpu", 60.0)])
     assert workers.get(cells.job(plugins=("my_kernels.mine",))) is not spare
     assert workers.get(cells.job(backend="torch_grouped_mm")) is spare
