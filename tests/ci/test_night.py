@@ -139,7 +139,7 @@ def slow(checkout: Checkout) -> tuple[str, ...]:
     """Return the command of a nightly run whose second backend waits for the file `go`."""
     (checkout.folder / "slow.py").write_text(SLOW)
     checkout.environment["GROUPBENCH_CONFIRM_MINUTES"] = "0"
-    return ("bash", "ci/nightly.sh", "--plugin", "slow.BACKEND")
+    return ("env", "GROUPBENCH_WRITABLE=.", "bash", "ci/nightly.sh", "--plugin", "slow.BACKEND")
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, *rarely(signal.SIGKILL)], ids=lambda number: number.name)
