@@ -428,7 +428,7 @@ CHEATS = (
     Cheat("lazy", lazy_module, SEAL),
     *(Cheat("lazy", prepare, SEAL) for prepare in (profile_hook, trace_hook, import_hook)),
     Cheat("lazy", collector_hook, ("moved inputs", "poisoned memory", *ELSEWHERE)),
-    Cheat("lazy", finalizer_hook, ("moved inputs", "poisoned memory", *ELSEWHERE)),
+    Cheat("lazy", finalizer_hook, ("moved inputs", "poisoned memory", "physics", *ELSEWHERE)),
     Cheat("lazy", lazy_attribute, ("poisoned memory",)),
     Cheat("other times", ahead_of_the_clock, SEAL),
     Cheat("other times", moves_in_a_wrapper, SEAL),
