@@ -197,7 +197,7 @@ class Bench(Closing):
         Args:
             cell: The cell to measure on both sides.
             budget_s: Time in s for measuring this comparison; None: the bench's.
-            within_s: Time in s with its preparation.
+            within_s: Time in s, preparation included.
 
         Raises:
             AbError: No comparison is possible: no such device, or sides on different devices.

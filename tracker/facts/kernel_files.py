@@ -71,7 +71,7 @@ class KernelFolder:
             self._size -= size
 
     def _write(self, code: Code) -> None:
-        """Write a kernel atomically, without its machine code, which nothing reads again."""
+        """Write a kernel atomically, without machine code, which nothing reads again."""
         if self._size is None:
             self.path.mkdir(parents=True, exist_ok=True)
             self._size = self.size()

@@ -13,7 +13,7 @@ VARIABLE = "GROUPBENCH_MEASURED_TREE"
 """Environment variable that holds a `MeasuredTree` as JSON. Every process below the driver inherits it."""
 
 USUAL_FOLDERS = ("src", "python", "lib", "")
-"""Folders of a project in which its packages usually are, relative to its pyproject.toml."""
+"""Folders of a project in which its packages usually are, relative to pyproject.toml."""
 
 
 @dataclass(frozen=True)

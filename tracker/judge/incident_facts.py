@@ -77,7 +77,7 @@ class Causes:
 
 
 def _size(row: Judged) -> tuple[float | None, float]:
-    """Return the change's logarithm without its sign, and its standard error: by the A/B if there is one."""
+    """Return the size of the change's logarithm, and its standard error: by the A/B if there is one."""
     one, by_history = row.compared, (row.change, row.effect.low, row.effect.high)
     has_ab = one is not None and one.decided and one.effect is not None
     ends = (None if each is None or each <= -1 else math.log1p(each) for each in by_history)

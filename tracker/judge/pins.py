@@ -228,7 +228,7 @@ class PinRule:
 
 
 def _on_newest_level(past: Past, point: PointRow, limit: float) -> int:
-    """Return how many of the newest results are near the newest: older ones and their A/Bs do not show its level."""
+    """Return how many of the newest results are near the newest: older ones and their A/Bs do not show that level."""
     assert point.timing is not None
     far = max(limit, SIGMAS * max(POOL_FLOOR[point.timing], point.error or 0.0))
     off = np.flatnonzero(np.abs(past.log - past.log[-1]) > far)
