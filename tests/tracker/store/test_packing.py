@@ -101,9 +101,9 @@ def test_any_bytes_are_samples_or_an_error(damage: bytes) -> None:
 bursts = st.fixed_dictionaries(
     {},
     optional={
-        "sm_clock_mhz": st.integers(0, 2000) | st.integers(-(2**70), 2**70),
-        "temperature_c": st.integers(-10, 100),
-        "power_w": st.integers(0, 700_000).map(lambda mw: mw / 1000) | st.floats(allow_nan=False, allow_infinity=False),
+        "sm_clock_mhz": st.integers(0, 2000) | st.integers(0, 2**63 - 1),
+        "temperature_c": st.integers(-10, 100) | st.integers(-(2**70), 2**70),
+        "power_w": st.integers(0, 700_000).map(lambda mw: mw / 1000) | st.floats(0, allow_infinity=False),
         "throttle": st.lists(st.sampled_from([*THROTTLE, "Another"]), min_size=1, max_size=3),
     },
 )
@@ -131,7 +131,7 @@ def test_telemetry_of_many_points_is_packed_as_that_of_each(points: list[list[di
 
 
 @pytest.mark.filterwarnings("error")
-@pytest.mark.parametrize("huge", [{"sm_clock_mhz": 10**400}, {"power_w": 1e308}], ids=str)
+@pytest.mark.parametrize("huge", [{"temperature_c": 10**400}, {"power_w": 1e308}], ids=str)
 def test_a_huge_value_comes_back(huge: dict[str, Any]) -> None:
     packed = pack_telemetry([[msgspec.convert(huge, Telemetry)], [Telemetry(sm_clock_mhz=1980)]])
     assert [unpack_telemetry(each) for each in packed] == [[huge], [{"sm_clock_mhz": 1980}]]
