@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from groupbench.operators.measure.folders import SETTING
 from groupbench.tracker.cli import main
 from groupbench.tracker.night import measuring
 from groupbench.tracker.tools import lease
@@ -271,7 +272,10 @@ def slow(x):
 
 
 @pytest.mark.usefixtures("warm_imports")
-def test_two_evaluations_take_turns_and_a_killed_one_frees_the_device(tmp_path: Path, start: Start) -> None:
+def test_two_evaluations_take_turns_and_a_killed_one_frees_the_device(
+    tmp_path: Path, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(SETTING, str(tmp_path))
     (tmp_path / "candidate.py").write_text(CANDIDATE.format(folder=str(tmp_path)))
     (tmp_path / "doubled.py").write_text(OPERATOR)
     command = [sys.executable, "-m", "groupbench.tracker", "evaluate", "candidate.py", "--plugin", "doubled.py"]
