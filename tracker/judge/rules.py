@@ -131,7 +131,7 @@ RULES: tuple[Rule, ...] = (
         f"a change more than {OLD} results ago without an incident", note="old change",
     ),
     Rule(
-        "not shown", lambda e: _step(e) and e.distance <= 0 and e.ab != "worse", Verdict.UNRESOLVED,
+        "not shown", lambda e: _step(e) and e.distance <= 0 and e.ab != "worse", Verdict.OK,
         "a step in force, though tonight's result does not show it",
     ),
     Rule(
