@@ -6,7 +6,6 @@ If everything is killed, such as a container, the next checkout removes them.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import logging
 import os
 import shutil
@@ -23,6 +22,7 @@ from groupbench.tracker.ab.submodules import NO_HOOKS, add_submodules
 from groupbench.tracker.facts.errors import TrackerError
 from groupbench.tracker.facts.exits import ExitCode
 from groupbench.tracker.facts.measured_tree import add_to_path, measured_folders
+from groupbench.tracker.text.files import locked
 from groupbench.tracker.text.scratch import Ending, Scratch, is_scratch, remove_abandoned
 from groupbench.tracker.tools import git
 
@@ -285,18 +285,9 @@ def _named(commit: str) -> Iterator[None]:
         raise CheckoutError(f"git cannot check out {commit}: {error.reason}") from error
 
 
-@contextlib.contextmanager
-def _worktrees_locked(repo: Path) -> Iterator[None]:
+def _worktrees_locked(repo: Path) -> AbstractContextManager[None]:
     """Let one process at a time change the list of worktrees: git removes the list's folder with the last of them."""
-    handle = -1
-    with contextlib.suppress(OSError):  # without locks, the race is rare
-        handle = os.open(common_folder(repo), os.O_RDONLY | os.O_DIRECTORY)
-        fcntl.flock(handle, fcntl.LOCK_EX)
-    try:
-        yield
-    finally:
-        if handle >= 0:
-            os.close(handle)
+    return locked(common_folder(repo))
 
 
 def common_folder(repo: Path) -> Path:

@@ -6,13 +6,12 @@ is migrated. Every failure is a one-line StoreError and leaves the file as it wa
 
 from __future__ import annotations
 
-import fcntl
 import os
 import re
 import sqlite3
 import zlib
 from collections.abc import Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,6 +32,7 @@ from groupbench.tracker.store.sqlite_file import (
     put,
     read_only_uri,
 )
+from groupbench.tracker.text.files import locked
 
 PAGE_BYTES = 8192
 """Page size of a new SQLite file. A point takes 1/35 of a page, which wastes little space."""
@@ -73,18 +73,13 @@ class Store:
 
         The lock is of the write-ahead log, which SQLite does not lock, and which exists while a connection is open.
         """
-        handle = -1
-        if self.queues and self.engine.dialect.name == "sqlite":
-            with self.engine.connect() as connection:
-                connection.exec_driver_sql("SELECT 1 FROM sqlite_master")  # opens the log; the pool keeps it open
-            with suppress(OSError):  # no log, or a file system without locks
-                handle = os.open(f"{self.engine.url.database}-wal", os.O_RDONLY)
-                fcntl.flock(handle, fcntl.LOCK_EX)
-        try:
+        if not self.queues or self.engine.dialect.name != "sqlite":
             yield
-        finally:
-            if handle >= 0:
-                os.close(handle)
+            return
+        with self.engine.connect() as connection:
+            connection.exec_driver_sql("SELECT 1 FROM sqlite_master")  # opens the log; the pool keeps it open
+        with locked(f"{self.engine.url.database}-wal"):
+            yield
 
     def compact(self) -> None:
         """Return free space to the file system. Raises StoreError, for example if the disk has no room for a copy."""

@@ -1,13 +1,28 @@
-"""Write or append to files atomically: either all of the data is written, or none of it."""
+"""Write or append to files atomically: all of the data is written, or none of it. Hold locks of files."""
 
 from __future__ import annotations
 
+import fcntl
 import os
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
+
+
+@contextmanager
+def locked(path: str | Path) -> Iterator[None]:
+    """Wait for others that lock a file or folder, then keep it locked. A missing file or lock is no error."""
+    handle = -1
+    with suppress(OSError):
+        handle = os.open(path, os.O_RDONLY)
+        fcntl.flock(handle, fcntl.LOCK_EX)
+    try:
+        yield
+    finally:
+        if handle >= 0:
+            os.close(handle)
 
 
 @contextmanager
