@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from groupbench.operators.errors import GroupbenchError
-from groupbench.operators.measure import servers, worker
+from groupbench.operators.measure import folders, servers, worker
 
 
 def test_the_fork_server_looks_up_plugins_and_imports_operators_once_for_its_processes() -> None:
@@ -71,6 +71,8 @@ def test_a_death_is_reported_with_the_backends_own_line(
 def test_a_process_leaves_no_file_whenever_it_or_its_parent_is_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Its log and the file for outputs have no name. Its scratch folder has a keeper (tracker/text/test_scratch.py)."""
+    folders.new().remove()  # the folder above all of this process's, which the first one makes
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     left = worker.Worker("cpu", timeout_s=300.0)
     assert list(tmp_path.glob("groupbench-*")) == []
