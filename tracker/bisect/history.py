@@ -81,7 +81,7 @@ def read_history(repository: Path, good: str, bad: str, paths: Sequence[str] = (
 
 
 def _restoring(repository: Path, paths: Sequence[str], parent: str, commit: str, later: Sequence[str]) -> str | None:
-    """Return the last of the later commits after which a commit's files are as in its parent again, or None."""
+    """Return the last of the later commits after which a commit's files are as in the parent again, or None."""
     listed = git.ask(repository, "diff", "--name-only", "--no-renames", "-z", parent, commit, "--", *paths) or ""
     files = [path for path in listed.split("\0") if path and "\n" not in path]
     if not files or len(files) * len(later) > MOST_OBJECTS:
