@@ -98,17 +98,6 @@ def _log(repository: Path, *arguments: str) -> list[list[str]]:
     return [line.split("\0") for line in log.split("\n") if line.count("\0") >= 4]
 
 
-def history_of_releases(package: str, versions: Sequence[str]) -> History:
-    """Return a package's releases, from oldest to newest, as commits named `triton 3.8.0`."""
-    names = [f"{package} {version}" for version in versions]
-    before = [None, *names]
-    commits = {
-        name: BisectCommit(name, () if parent is None else (parent,), name)
-        for name, parent in zip(names, before, strict=False)
-    }
-    return History(commits, names[0], names[-1], names[0], frozenset(names[1:]), "release")
-
-
 def _keys(repository: Path, commits: Sequence[str], paths: Sequence[str]) -> dict[str, str]:
     """Return a key for each commit's tree under the paths. Equal keys mean equal trees. Raises BisectError."""
     wanted = [path.strip("/") for path in paths] or [""]

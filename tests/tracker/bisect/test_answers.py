@@ -89,7 +89,7 @@ def bench(ten_commits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         made.keep, made.metric, made.backend = keep, header.metric, header.cell["backend"]
         yield made
 
-    monkeypatch.setattr(drive, "open_comparator", opened)
+    monkeypatch.setattr(drive, "AbComparator", opened)
     return made
 
 
