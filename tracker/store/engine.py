@@ -371,7 +371,7 @@ _COLUMNS = {table.name: table.columns.keys() for table in Base.metadata.sorted_t
 
 
 def _revision(engine: Engine) -> tuple[str | None, set[str]]:
-    """Return (Alembic revision, table names)."""
+    """Return (revision, table names)."""
     with engine.connect() as connection:
         return _revision_of(connection)
 
