@@ -86,7 +86,7 @@ HELP = {
 def test_help_is_light(command: str) -> None:
     loaded = modules_after(HELP[command])
     assert "click" in loaded
-    assert not loaded & {"torch", "triton", "helion", "sqlalchemy", "alembic", "numpy", "plotly"}
+    assert not loaded & {"torch", "triton", "helion", "sqlalchemy", "numpy", "plotly"}
 
 
 def test_the_record_only_needs_msgspec() -> None:

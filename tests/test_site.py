@@ -50,7 +50,7 @@ def test_the_site_has_every_page_and_needs_no_network(site: Path) -> None:
         ("guide/ci.md", "#post", "#post"),
         ("notes/kernels/moe.md", "../../explanation/kernels/moe.md", "../../explanation/kernels/moe.md"),
         ("guide/ci.md", "../../ci/Dockerfile", "../source/ci/Dockerfile.md"),
-        ("guide/serve.md", "../images/serve.png", "../images/serve.png"),
+        ("guide/report.md", "../images/report.png", "../images/report.png"),
         ("guide/ci.md", "https://example.org/a.md", "https://example.org/a.md"),
     ],
 )

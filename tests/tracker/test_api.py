@@ -33,7 +33,7 @@ import groupbench.tracker
 heavy = ("sqlalchemy", "numpy", "click", "msgspec", "pandas", "pyarrow")
 assert not [name for name in heavy if name in sys.modules]
 from groupbench.tracker import open_tracker, Tracker
-assert not [name for name in ("click", "rich", "pandas", "pyarrow", "alembic") if name in sys.modules]
+assert not [name for name in ("click", "rich", "pandas", "pyarrow") if name in sys.modules]
 try:
     groupbench.tracker.nope
 except AttributeError as error:

@@ -102,30 +102,6 @@ def with_packages(wanted: Sequence[str], say: Say = lambda text: None) -> Path:
     return _kept(name, " ".join(wanted), say, lambda home: _install_over(home, wanted))
 
 
-def releases(package: str, first: str, last: str) -> list[str]:
-    """Return a package's releases in the index from `first` to `last`, both included, oldest first.
-
-    Pre-releases between them are left out. Raises ToolchainError.
-    """
-    from packaging.version import InvalidVersion, Version
-
-    try:
-        low, high = Version(first), Version(last)
-    except InvalidVersion as error:
-        raise ToolchainError(f"{package}=={first}..{last}: {error}") from None
-    output = _run([*_pip(), "index", "versions", "--pre", package], f"the releases of {package}")
-    match = re.search(r"^Available versions: (.*)$", output, re.MULTILINE)
-    available = {Version(text.strip()): text.strip() for text in match.group(1).split(",")} if match else {}
-    for end in (low, high):
-        if end not in available:
-            some = ", ".join(available[each] for each in sorted(available, reverse=True)[:8]) or "none"
-            raise ToolchainError(f"the index has no {package} {end}; the newest are: {some}")
-    if low >= high:
-        raise ToolchainError(f"{package}=={first}..{last}: give the older release first")
-    inside = (each for each in available if low <= each <= high and (not each.is_prerelease or each in (low, high)))
-    return [available[each] for each in sorted(inside)]
-
-
 def pins(path: Path) -> dict[str, str]:
     """Return the exact versions in a requirement file, by package name in lower case."""
     matches = (re.match(r"\s*([A-Za-z0-9._-]+)\s*==\s*([^\s;#]+)", line) for line in path.read_text().splitlines())

@@ -9,7 +9,7 @@ import sys
 import zlib
 from collections import OrderedDict
 from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, cast
@@ -36,7 +36,7 @@ Keep = Callable[["AbResult", str, str], object]
 
 MOST_CHECKOUTS = 4
 MOST_BUILDS = 2
-"""Attempts to build a commit or to install a release. The second one finds out whether the first failed by chance."""
+"""Attempts to build a commit. The second one finds out whether the first failed by chance."""
 COMPARISON_S = 120.0
 """Default for one comparison: enough for the largest number of blocks of a 1 ms kernel."""
 LEAST_ACCURACY = math.log1p(RMS.least)
@@ -87,7 +87,7 @@ class AbComparator:
         self._python: str = bench.get("python") or sys.executable
         self._checkouts: OrderedDict[str, tuple[ExitStack, Path]] = OrderedDict()
         self._spares = Spares()
-        self._broken: dict[str, list[str]] = {}  # commit or release: why it did not build, for each attempt
+        self._broken: dict[str, list[str]] = {}  # commit: why it did not build, for each attempt
         self._cell: AbCell | None = None
         self._count = 0
 
@@ -166,7 +166,7 @@ class AbComparator:
         return self._checkouts[commit][1]
 
     def _check_builds(self, name: str) -> None:
-        """Raise BisectError if a commit or a release failed to build twice."""
+        """Raise BisectError if a commit failed to build twice."""
         reasons = self._broken.get(name, [])
         if len(reasons) >= MOST_BUILDS:
             raise BisectError(reasons[-1])
@@ -180,22 +180,6 @@ class AbComparator:
         with self._spares, ExitStack() as every:
             for stack, _ in self._checkouts.values():
                 every.push(stack)
-
-
-class ReleaseComparator(AbComparator):
-    """Compares package releases by an A/B of two interpreters in the same folder."""
-
-    def _side(self, name: str) -> AbSide:
-        from groupbench.tracker.ab.bench import AbSide
-        from groupbench.tracker.ab.toolchains import with_packages
-
-        self._check_builds(name)
-        try:
-            python = with_packages([name.replace(" ", "==")], lambda text: print(text, file=sys.stderr, flush=True))
-        except TrackerError as error:
-            self._broken.setdefault(name, []).append(error.message)
-            raise
-        return AbSide(name, self._repository, str(python), None, self._recipe.pythonpath)
 
 
 def cell_of(header: Header) -> AbCell | None:
@@ -270,11 +254,6 @@ def _facts(result: AbResult) -> AbFinding:
         routing=result.routing() or "",
         hardware=hardware_of(result),
     )
-
-
-def open_comparator(repository: Path, header: Header, keep: Keep | None = None) -> AbstractContextManager[Comparator]:
-    """Return a search's comparator."""
-    return AbComparator(repository, header, keep) if header.package is None else ReleaseComparator(repository, header)
 
 
 def settings_of(header: Header) -> Settings:

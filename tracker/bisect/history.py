@@ -81,7 +81,7 @@ def read_history(repository: Path, good: str, bad: str, paths: Sequence[str] = (
 
 
 def _restoring(repository: Path, paths: Sequence[str], parent: str, commit: str, later: Sequence[str]) -> str | None:
-    """Return the last of the later commits after which a commit's files are as in its parent again, or None."""
+    """Return the last of the later commits after which a commit's files are as in the parent again, or None."""
     listed = git.ask(repository, "diff", "--name-only", "--no-renames", "-z", parent, commit, "--", *paths) or ""
     files = [path for path in listed.split("\0") if path and "\n" not in path]
     if not files or len(files) * len(later) > MOST_OBJECTS:
@@ -96,17 +96,6 @@ def _log(repository: Path, *arguments: str) -> list[list[str]]:
     form = "%m%x00%H%x00%P%x00%an%x00%s"
     log = git.run(repository, "log", f"--format={form}", *arguments, "--")
     return [line.split("\0") for line in log.split("\n") if line.count("\0") >= 4]
-
-
-def history_of_releases(package: str, versions: Sequence[str]) -> History:
-    """Return a package's releases, from oldest to newest, as commits named `triton 3.8.0`."""
-    names = [f"{package} {version}" for version in versions]
-    before = [None, *names]
-    commits = {
-        name: BisectCommit(name, () if parent is None else (parent,), name)
-        for name, parent in zip(names, before, strict=False)
-    }
-    return History(commits, names[0], names[-1], names[0], frozenset(names[1:]), "release")
 
 
 def _keys(repository: Path, commits: Sequence[str], paths: Sequence[str]) -> dict[str, str]:

@@ -40,8 +40,8 @@ class BisectCommit:
 
 
 def short(name: str) -> str:
-    """Return a commit's short hash; a release's name is returned unchanged."""
-    return name[:10] if len(name) >= 40 else name
+    """Return a commit's short hash."""
+    return name[:10]
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,6 @@ class History:
     bad: str
     base: str  # `good`, or the merge base if `good` is not an ancestor of `bad`
     inside: frozenset[str]  # hashes in base..bad
-    noun: str = "commit"  # or "release"
     stored: Mapping[str, float] = field(default_factory=dict)  # log of the stored latency by commit
     restoring: Callable[[str, str, Sequence[str]], str | None] = lambda parent, commit, later: None
     """Returns the last of the later commits that restores a commit's files as the parent had them, or None."""
@@ -192,7 +191,7 @@ def _hunt(history: History, settings: Settings, trace: Trace) -> Hunting:
     _, path = history.first_parents(bad)
     line = history.line(good, path, bad)
     if not line.changes:
-        return BisectResult("none", f"no {history.noun} in the range changes the relevant paths", ends)
+        return BisectResult("none", "no commit in the range changes the relevant paths", ends)
     hunter = _Hunter(history, settings, trace, math.copysign(1.0, ends.effect))
     culprits = yield from hunter.line(line, ends)
     return hunter.result(ends, culprits)
@@ -402,7 +401,7 @@ class _Hunter:
     def result(self, ends: AbFinding, culprits: list[Culprit]) -> BisectResult:
         culprits = sorted(culprits, key=lambda c: -abs(c.finding.effect or 0.0))
         rest = self.unexplained or None
-        what, noun = "regression" if self.sign > 0 else "improvement", self.history.noun
+        what = "regression" if self.sign > 0 else "improvement"
         if not culprits and self.no_change and self.undecided is None:
             none = BisectResult(
                 "none", f"no {what} to find: the difference between GOOD and BAD did not appear again", ends
@@ -410,17 +409,17 @@ class _Hunter:
             return _inaccurate(ends, self.settings) or none
         if not culprits:
             note = self.undecided.note if self.undecided else ""
-            return BisectResult("undecided", f"the {what} exists, but no {noun} could be named: {note}", ends, (), rest)
+            return BisectResult("undecided", f"the {what} exists, but no commit could be named: {note}", ends, (), rest)
         largest = culprits[0]
         if self.undecided is not None and largest.note == self.undecided.note:
-            text = f"most likely one of {len(largest.commits)} {noun}s" if not largest.named else "most likely this one"
+            text = f"most likely one of {len(largest.commits)} commits" if not largest.named else "most likely this one"
             return BisectResult(
                 "undecided", f"{text}, but {largest.note}", ends, tuple(culprits), rest, self.searched_rest
             )
         if not largest.named:
-            text = f"one of {len(largest.commits)} {noun}s: those between could not be compared"
+            text = f"one of {len(largest.commits)} commits: those between could not be compared"
             return BisectResult("narrowed", text, ends, tuple(culprits), rest, self.searched_rest)
-        number = f"the {noun}" if len(culprits) == 1 else f"{len(culprits)} {noun}s"
+        number = "the commit" if len(culprits) == 1 else f"{len(culprits)} commits"
         text = f"{number} that made the change"
         return BisectResult("found", text, ends, tuple(culprits), rest, self.searched_rest)
 

@@ -33,8 +33,6 @@ class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     all: bool
     confidence: float
     paths: tuple[str, ...] = ()
-    package: str | None = None  # package whose releases are searched instead of commits
-    releases: tuple[str, ...] = ()  # versions, oldest first
     bench: dict[str, Any] = {}  # settings of the comparison: min_effect, budget, python, only_changed, those of Recipe
 
     @property

@@ -103,8 +103,7 @@ def lines(result: BisectResult, history: History, trace: Trace, metric: str, cel
     aside = len(history.inside) - len(path)
     branches = f" and {aside} on merged branches" if aside else ""
     searched = f"{counts(trace)}, {trace.seconds:.0f} s of measuring"
-    where = " on the first-parent line" if history.noun == "commit" else ""
-    yield f"{counted(len(path), history.noun)}{where}{branches}; {searched}"
+    yield f"{counted(len(path), 'commit')} on the first-parent line{branches}; {searched}"
 
 
 def unchecked(trace: Trace) -> list[str]:
@@ -128,11 +127,11 @@ def _head(result: BisectResult, metric: str, cell: str) -> str:
 def _culprit_lines(culprit: Culprit, history: History, metric: str, several: bool) -> Iterator[str]:
     for name in culprit.commits:
         commit = history.commits[name]
-        yield f"  {name}" + (f" {commit.subject} ({commit.author})" if history.noun == "commit" else "")
+        yield f"  {name} {commit.subject} ({commit.author})"
     if several or not culprit.named:
         yield f"    {change_text(culprit.finding, metric)} than {short(culprit.parent)}"
     yield f"    measured again against its parent {short(culprit.parent)}: {_between(culprit.finding, metric)}"
-    which = f"this {history.noun}" if culprit.named else "one of these"
+    which = "this commit" if culprit.named else "one of these"
     yield f"    probability that {which} is the cause: {chance(culprit.confidence)}"
     for text in (cause(culprit.finding), culprit.finding.routing, culprit.note):
         if text:

@@ -73,12 +73,9 @@ def run(
         OutOfTime: The search did not end in time.
         BisectError: The range cannot be searched.
     """
-    if header.package is None:
-        history = bisect_git.read_history(repository, header.good, header.bad, header.paths)
-        if header.metric == "latency":
-            history = replace(history, stored=stored_levels(db, header.cell, (history.base, header.bad)))
-    else:
-        history = bisect_git.history_of_releases(header.package, header.releases)
+    history = bisect_git.read_history(repository, header.good, header.bad, header.paths)
+    if header.metric == "latency":
+        history = replace(history, stored=stored_levels(db, header.cell, (history.base, header.bad)))
     trace = Trace()
     log = Log(path, header, resume=resume, replace=replaces)
     keeper = ComparisonKeeper(db, say, header.metric)
@@ -94,7 +91,7 @@ def run(
     def print_step(question: ComparisonRequest, finding: AbFinding) -> None:
         say(report.step_line(question, finding, history, header.metric, trace.comparisons.total() + 1))
 
-    with drive.open_comparator(repository, header, keep) as comparator:
+    with drive.AbComparator(repository, header, keep) as comparator:
 
         def compare(question: ComparisonRequest) -> AbFinding:
             if clock() >= end:
@@ -106,7 +103,7 @@ def run(
     if keeper.stored:
         say(f"{counted(keeper.stored, 'comparison')} stored in the database; the gate judges by them")
     cell = resolved or drive.cell_of(header)
-    if header.package is None and cell is not None and trace.hardware:
+    if cell is not None and trace.hardware:
         keeper.name(cell, trace.hardware, partial(answers, result, history, header.metric, datetime.now(UTC)))
     return Searched(header, result, history, trace)
 
@@ -119,6 +116,4 @@ def _plan(history: History, header: Header, path: Path) -> str:
     if history.stored:
         within += f"; the search begins at the step of {counted(len(history.stored), 'commit')} with stored results"
     first_parents = len(history.first_parents(history.bad)[1])
-    if header.package is not None:
-        return f"{counted(len(header.releases), 'release')} of {header.package}; comparisons are kept in {path}"
     return f"{counted(first_parents, 'commit')} on the first-parent line{within}; comparisons are kept in {path}"

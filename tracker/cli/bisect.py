@@ -1,8 +1,7 @@
-"""`groupbench bisect`: find the commit or package release responsible for a slower or less accurate kernel."""
+"""`groupbench bisect`: find the commit responsible for a slower or less accurate kernel."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -12,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from groupbench.tracker.ab.result import timing_of
-from groupbench.tracker.ab.toolchains import releases
 from groupbench.tracker.bisect import history as bisect_git
 from groupbench.tracker.bisect import log as bisect_log
 from groupbench.tracker.bisect import report
@@ -124,11 +122,6 @@ class BisectOptions:
         default="95",
         help="Name a commit once the probability that it is the cause reaches this, in percent.",
     )
-    package: str | None = option(
-        "--package",
-        metavar="NAME==FIRST..LAST",
-        help="Search the releases of a package instead of commits: triton==3.6.0..3.8.0.",
-    )
 
 
 @command()
@@ -152,7 +145,6 @@ def bisect(
     \b
     groupbench bisect v1.2 HEAD --series 12
     groupbench bisect HEAD~40 HEAD --operator grouped_gemm --backend triton_pointer --shape 8,1024,512,256
-    groupbench bisect --package triton==3.6.0..3.8.0 --series 12
     groupbench bisect --resume
 
     Each step measures GOOD and another commit alternately on this machine, until the A/B is decided. GOOD and BAD are
@@ -161,9 +153,6 @@ def bisect(
 
     If the database has the series, the decided comparisons and the commit are stored with it. The gate judges by them,
     and the gate, the report and incidents name the commit.
-
-    With --package, the code stays the same and only the package changes. Each release is installed from the package
-    index into a separate environment, where it hides this interpreter's release. These environments are kept.
 
     \b
     Exit codes:
@@ -205,17 +194,13 @@ def _search_of(
 ) -> tuple[Header, Path]:
     """Return the search and the log file: a new search, or the one to continue. Raises UsageError."""
     folder = bisect_git.log_folder(repository)
-    if how.package and (good is not None or how.python):
-        raise click.UsageError("--package searches releases: omit GOOD, BAD and --python", context)
-    if how.package:
-        good = bad = "HEAD"
     if good is not None and bad is not None:
         header = _header(context, repository, good, bad, cell, how)
         return header, log_file or folder / f"bisect-{header.identity}.jsonl"
     if resume and good is None:
         path = log_file or bisect_log.newest(folder)
         return bisect_log.read_header(path), path
-    raise click.UsageError("give GOOD and BAD, --package, or --resume", context)
+    raise click.UsageError("give GOOD and BAD, or --resume", context)
 
 
 def _header(
@@ -223,12 +208,11 @@ def _header(
 ) -> Header:
     """Return the search with every default filled in. The log refuses any other search."""
     first, last = bisect_git.resolve(repository, good), bisect_git.resolve(repository, bad)
-    if first == last and not how.package:
+    if first == last:
         raise click.UsageError(f"GOOD and BAD are one commit, {first[:10]}; give two", context)
     named = _cell_of_options(context, cell) if cell.series is None else _cell_of_series(context, cell, cell.series)
     paths = how.paths or bisect_git.relevant_paths(repository, last, cell.plugins)
     settings = {name: getattr(how, name) for name in ("min_effect", "budget", "python", "only_changed")}
-    package, releases = _releases(context, how.package)
     return Header(
         repository=str(repository),
         good=first,
@@ -239,21 +223,8 @@ def _header(
         all=how.all_,
         confidence=how.confidence,
         paths=tuple(paths),
-        package=package,
-        releases=releases,
         bench=bench_of(**settings, **asdict(recipe_of(context, how.setup))),
     )
-
-
-def _releases(context: click.Context, text: str | None) -> tuple[str | None, tuple[str, ...]]:
-    """Return --package as (package, releases from oldest to newest). Raises ToolchainError."""
-    if text is None:
-        return None, ()
-    match = re.fullmatch(r"([A-Za-z0-9][A-Za-z0-9._-]*)==([^\s=]+?)\.\.([^\s=]+)", text)
-    if match is None:
-        raise click.UsageError(f"--package {text!r} is not NAME==FIRST..LAST, such as triton==3.6.0..3.8.0", context)
-    package, first, last = match.groups()
-    return package, tuple(releases(package, first, last))
 
 
 def _cell_of_series(context: click.Context, cell: BisectCell, series: str) -> dict[str, Any]:

@@ -7,10 +7,7 @@ from dataclasses import asdict
 import click
 
 from groupbench.tracker.cli.declared import command
-from groupbench.tracker.cli.output import Column, Format, output_formats, write_json, write_table
-from groupbench.tracker.doctor.check import Check
-from groupbench.tracker.doctor.checkup import Checkup, examine
-from groupbench.tracker.facts.exits import ExitCode
+from groupbench.tracker.cli.output import Column, Format, output_formats, write_table
 from groupbench.tracker.text.wording import counted, printable
 
 FACTS = (
@@ -27,52 +24,25 @@ ALL = (
 
 
 @command()
-def doctor(context: click.Context, form: Format = output_formats) -> None:
+def doctor(form: Format = output_formats) -> None:
     """Check this machine and suggest improvements for measuring on it, with a command for each.
 
-    Checks the GPUs (clocks, power, other processes, throttling), whether torch, triton and helion work together, the
-    CPU, the disks and the database. Changes nothing.
-
-    Exit codes: 0 something can be measured, 1 nothing can be measured, 2 usage error.
+    Checks the GPUs (clocks, power, other processes, throttling), the CPU, its load, and the tools that measuring needs.
+    Changes nothing.
     """
-    checkup = examine(context.obj)
-    if form == "json":
-        write_json(checkup.flat())
-    elif form != "table":
-        write_table(ALL, [asdict(check) for check in checkup.findings], form)
-    else:
-        _write(checkup)
-    context.exit(ExitCode.OK if checkup.measures else ExitCode.FAILED)
+    from groupbench.tracker.doctor.gpu import gpus
+    from groupbench.tracker.doctor.host import host
 
-
-def _write(checkup: Checkup) -> None:
-    """Print the summary, then problems and improvements, then every check."""
-    click.echo(printable(_summary(checkup)))
-    for level, title in (("broken", "Problems to fix"), ("better", "Possible improvements")):
-        findings = [finding for finding in checkup.findings if finding.level == level]
-        if findings:
-            click.echo(f"\n{title}:")
-        for finding in findings:
-            _write_finding(finding)
+    checks = [*gpus(), *host()]
+    rows = [asdict(check) for check in checks]
+    if form != "table":
+        write_table(ALL, rows, form)
+        return
+    better = [check for check in checks if check.level == "better"]
+    click.echo(f"DOCTOR {counted(len(better), 'possible improvement')} in {counted(len(checks), 'check')}")
+    for check in better:
+        click.echo(printable(f"- {check.area}, {check.name}: {check.value}. {check.why}"))
+        if check.command:
+            click.echo(f"    {''.join(char for char in check.command if char.isprintable())}")
     click.echo()
-    write_table(FACTS, [asdict(finding) for finding in checkup.findings], "table")
-
-
-def _summary(checkup: Checkup) -> str:
-    if not checkup.measures:
-        return "DOCTOR nothing can be measured here; stored results can still be queried, judged and reported"
-    backends = counted(sum(map(len, checkup.operators.values())), "backend")
-    card = next((finding.value for finding in checkup.findings if finding.name == "model"), "the GPU")
-    where = f"on {card}" if checkup.device == "cuda" else "on the CPU, where Triton and Helion kernels are interpreted"
-    return f"DOCTOR {backends} of {counted(len(checkup.operators), 'operator')} can be measured {where}"
-
-
-def _write_finding(finding: Check) -> None:
-    click.echo(printable(f"- {finding.area}, {finding.name}: {finding.value}. {finding.why or ''}"))
-    if finding.command:
-        click.echo(f"    {printable_command(finding.command)}")
-
-
-def printable_command(command: str) -> str:
-    """Return a command without control characters, but with all spaces, ready to be pasted."""
-    return "".join(char for char in command if char.isprintable())
+    write_table(FACTS, rows, "table")

@@ -35,7 +35,6 @@ from groupbench.tracker.tools.parameters import Number
 if TYPE_CHECKING:
     from sqlalchemy.orm import Session
 
-    from groupbench.tracker.judge.incident_moves import Updated
     from groupbench.tracker.judge.verdicts import Gate, Judged
     from groupbench.tracker.outputs.result import GateResult
     from groupbench.tracker.query.traffic import Traffic
@@ -94,7 +93,6 @@ def gate(
         help="Also write the verdict for CI; may be repeated: "
         f"{', '.join(name + form.target for name, form in FORMATS.items())}.",
     ),
-    always: bool = flag("--always", help="Send the webhook even if nothing changed."),
     form: Format = output_formats,
 ) -> None:
     """Judge the newest run; the exit code is the verdict.
@@ -137,14 +135,14 @@ def gate(
             project = this_project(context)
             owner = owners.owner_in(project.folder, project.settings.owner)
             updated = incident_moves.update(session, judged, owner=owner)
-        result = _result(session, judged, strict, updated, traffic) if targets else None
+        result = _result(session, judged, strict, traffic) if targets else None
     if why is not None:
         _explain(judged, why)
     else:
         _write(judged, form, program_of(context))
     if updated is not None:
         say(updated.text)
-    failures = write(result, targets, always=always) if result else []
+    failures = write(result, targets) if result else []
     for message in [f"groupbench: {failure}" for failure in failures] or judged.notes:
         say(message)
     context.exit(ExitCode.USAGE if failures else judged.exit_code)
@@ -180,19 +178,17 @@ def _explain(judged: Gate, why: str) -> None:
 def _targets(outputs: tuple[str, ...]) -> list[OutputTarget]:
     """Return the parsed `-o` options, before anything is judged. Raises UsageError, OutputError."""
     targets = [parse(text) for text in outputs]
-    files = [Path(target.place).absolute() for target in targets if target.form != "webhook"]
+    files = [Path(target.place).absolute() for target in targets]
     for file in files:
         if files.count(file) > 1:
             raise click.UsageError(f"two outputs name the same file: {file}")
     return targets
 
 
-def _result(session: Session, judged: Gate, strict: bool, updated: Updated | None, traffic: Traffic) -> GateResult:
-    from groupbench.tracker.outputs import result, source
+def _result(session: Session, judged: Gate, strict: bool, traffic: Traffic) -> GateResult:
+    from groupbench.tracker.outputs import result
 
-    place = result.ci_place(os.environ)
-    root = source.checkout(Path.cwd())
-    return result.gather(session, judged, strict=strict, updated=updated, place=place, root=root, traffic=traffic)
+    return result.gather(session, judged, strict=strict, place=result.ci_place(os.environ), traffic=traffic)
 
 
 def _write(judged: Gate, form: Format, program: list[str]) -> None:

@@ -86,7 +86,6 @@ def night(
     report.html    the report           GROUPBENCH_REPORT     report
 
     GROUPBENCH_POST is the number of a pull request or issue: a comment there shows the newest verdict.
-    GROUPBENCH_WEBHOOK is a URL for messages about changes.
 
     With --toolchain NAME, the verdict and the report are written to artifacts/NAME/. The plan of the run is then
     PLAN@NAME.
@@ -363,7 +362,6 @@ class Night:
         folder = self._places.artifacts
         targets = [f"{name}={folder / file}" for name, form in FORMATS.items() for file in form.nightly]
         targets += ["summary"] if os.environ.get("GITHUB_STEP_SUMMARY") else []
-        targets += ["webhook"] if os.environ.get("GROUPBENCH_WEBHOOK") else []
         return [word for target in targets for word in ("-o", target)]
 
     def _post(self) -> None:

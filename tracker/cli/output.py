@@ -145,7 +145,7 @@ def write_with_details(columns: Sequence[Column], rows: Sequence[dict[str, Any]]
 
 
 def _filled(text: str, width: int) -> list[str]:
-    """Return the lines of a text, which break between its parts if possible."""
+    """Return the lines of a text, which break between parts if possible."""
     lines = [""]
     for part in text.replace("; ", ";\n").splitlines():
         for piece in textwrap.wrap(part, width):

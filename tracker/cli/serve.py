@@ -73,7 +73,7 @@ def serve(
     ),
     secure: bool = flag("--https", help="Mark cookies as Secure. Use this if the server is reachable only over HTTPS."),
 ) -> None:
-    """Serve a live dashboard of the database: the report, plus search, comparisons and incidents.
+    """Serve a live dashboard of the database: verdicts, runs, series and incidents.
 
     By default the server is read-only and only this machine can reach it. Press Ctrl-C to stop it.
     """

@@ -15,9 +15,8 @@ from groupbench.tracker.facts.errors import QueryError
 from groupbench.tracker.facts.record import Record
 from groupbench.tracker.query import filters
 from groupbench.tracker.query.filters import Filter
-from groupbench.tracker.query.lines import every_line
 from groupbench.tracker.query.points import by_series_and_time, points_of_run, points_of_state, points_where
-from groupbench.tracker.query.resolve import Lookup, ReadLine, find_run, newest_run, resolve_commit, run_at
+from groupbench.tracker.query.resolve import Lookup, find_run, newest_run, resolve_commit, run_at
 from groupbench.tracker.query.rows import PointRow, RunRow, State
 from groupbench.tracker.query.series import narrowed
 from groupbench.tracker.tools import git
@@ -102,21 +101,18 @@ class StoredSide:
     run: RunRow | None = None
 
 
-def find_stored(
-    session: Session, word: str, lookup: Lookup | None = None, read_line: ReadLine = every_line
-) -> StoredSide:
+def find_stored(session: Session, word: str, lookup: Lookup | None = None) -> StoredSide:
     """Return the side in the database that a word names, as for `find_side`. Raises QueryError.
 
     Args:
         lookup: Resolves names that the database does not know.
-        read_line: Reads the order of commits.
     """
     if word.startswith("run:"):
         return _of_run(find_run(session, word.removeprefix("run:")))
     if word.startswith("@"):
         return _of_run(run_at(session, filters.instant(word[1:], end=True)))
     try:
-        state = resolve_commit(session, word, lookup, read_line)
+        state = resolve_commit(session, word, lookup)
     except QueryError as error:
         if word in ("latest", "previous"):
             raise QueryError(f"{error}; `run:ID` names a single run, `groupbench list runs` lists them") from error

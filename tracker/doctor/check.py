@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
-
-Level = Literal["fact", "better", "broken"]
-"""fact: information. better: could be improved. broken: something cannot be measured or stored."""
 
 
 @dataclass(frozen=True)
 class Check:
-    """One fact about the machine, with the reason why it matters and a command that improves it."""
+    """One fact about the machine.
+
+    Attributes:
+        area: The GPU or the host.
+        name: The fact's name.
+        value: The fact.
+        level: `fact`, or `better` if it could be improved.
+        why: Why it matters.
+        command: A command that improves it.
+    """
 
     area: str
     name: str
     value: str
-    level: Level = "fact"
+    level: str = "fact"
     why: str | None = None
     command: str | None = None
 

@@ -1,8 +1,8 @@
 """Write the verdict on a run for CI, in several formats made from one `GateResult`.
 
-A format is a module with `render(result) -> str`. Two formats are more than a file: the step summary is appended to the
-file, and the webhook is sent. Every output is well formed and within the reader's limits, whatever text it contains,
-such as a commit's subject or a compiler's message.
+A format is a module with `render(result) -> str`. Only the step summary is more than a file: it is appended. Every
+output is well formed and within the reader's limits, whatever text it contains, such as a commit's subject or a
+compiler's message.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class OutputFormat:
-    """One format: the meaning, the names of the files that a nightly run writes, and the form of its target."""
+    """One format: the meaning, the names of the files that a nightly run writes, and how a target is written."""
 
     meaning: str
     nightly: tuple[str, ...] = ()
@@ -35,14 +35,11 @@ FORMATS = {
     "summary": OutputFormat("Markdown for a step summary", ("summary.md",), "[=FILE]"),
     "comment": OutputFormat("Markdown for a pull request; `groupbench post` posts it", ("comment.md",)),
     "junit": OutputFormat("JUnit XML", ("gate.xml",)),
-    "sarif": OutputFormat("SARIF 2.1.0", ("gate.sarif",)),
     "json": OutputFormat("the verdict as --format json", ("verdict.json",)),
-    "webhook": OutputFormat("a message to Slack", (), "[=URL]"),
 }
 """The formats by name."""
 
 SUMMARY_FILE = "GITHUB_STEP_SUMMARY"
-WEBHOOK_URL = "GROUPBENCH_WEBHOOK"
 
 
 @dataclass(frozen=True)
@@ -50,7 +47,7 @@ class OutputTarget:
     """The destination of one output."""
 
     form: str  # a key of FORMATS
-    place: str  # a file, or the webhook's URL
+    place: str  # a file
     append: bool = False
 
 
@@ -62,11 +59,6 @@ def parse(text: str, environ: Mapping[str, str] | None = None) -> OutputTarget:
         raise OutputError(no_such("no output format", form, FORMATS))
     if place == "-":
         raise OutputError(f"{form}=-: stdout already carries the verdict; give a file")
-    if form == "webhook":
-        place = place or environ.get(WEBHOOK_URL, "")
-        if not place.startswith(("https://", "http://")):
-            raise OutputError(f"webhook: needs a URL that begins with https://, in {WEBHOOK_URL} or webhook=URL")
-        return OutputTarget(form, place)
     step_summary = environ.get(SUMMARY_FILE, "") if form == "summary" else ""
     place = place or step_summary
     if not place:
@@ -74,30 +66,18 @@ def parse(text: str, environ: Mapping[str, str] | None = None) -> OutputTarget:
     return OutputTarget(form, place, append=place == step_summary)
 
 
-def write(result: GateResult, targets: Sequence[OutputTarget], *, always: bool = False) -> list[str]:
-    """Write every output and return a message for each that failed.
-
-    Args:
-        result: The verdict to write.
-        targets: The outputs.
-        always: Send the webhook even if nothing changed.
-    """
+def write(result: GateResult, targets: Sequence[OutputTarget]) -> list[str]:
+    """Write every output and return a message for each that failed."""
     failures = []
     for target in targets:
         try:
-            _write(result, target, always)
+            _write(result, target)
         except OutputError as error:
             failures.append(error.message)
     return failures
 
 
-def _write(result: GateResult, target: OutputTarget, always: bool) -> None:
-    if target.form == "webhook":
-        from groupbench.tracker.outputs import webhook
-
-        if always or result.changed:
-            webhook.send(result, target.place)
-        return
+def _write(result: GateResult, target: OutputTarget) -> None:
     if target.append:
         from groupbench.tracker.outputs import summary
 

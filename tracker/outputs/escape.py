@@ -1,4 +1,4 @@
-"""Escape untrusted text for Markdown, XML and Slack.
+"""Escape untrusted text for Markdown and XML.
 
 Commit subjects, names, reasons and messages come from people and compilers. In Markdown they are written as code spans,
 in which emphasis, links, tags, mentions and references have no effect (GitHub Flavored Markdown 0.29, 6.3; GitHub and
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import re
 import string
-from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -76,40 +75,17 @@ def clean(value: Any) -> Any:
     return value
 
 
-def slack(text: str) -> str:
-    """Return a text escaped for Slack's mrkdwn, where an unescaped <!channel> would notify everyone.
-
-    https://api.slack.com/reference/surfaces/formatting#escaping
-    """
-    return printable(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-
-
-def slack_code(text: str) -> str:
-    flat = slack(text).replace("`", "ˋ")
-    return f"`{flat}`" if flat else ""
-
-
-def slack_link(text: str, url: str | None) -> str:
-    """Return a link for Slack; `text` must be escaped already."""
-    return text if url is None or len(url) > 300 else f"<{url}|{text.strip('`')}>"
-
-
 @dataclass(frozen=True)
-class Style:
-    """The markup of a line about a change, and the longest texts in it."""
+class Longest:
+    """The longest texts, in characters, in a line about a change."""
 
-    bold: str
-    code: Callable[[str], str]
-    words: Callable[[str], str]
-    link: Callable[[str, str | None], str]
-    name: int
-    shape: int
-    subject: int
-    note: int
+    name: int = 60
+    shape: int = 80
+    subject: int = 120
+    note: int = 200
 
 
-MARKDOWN = Style("**", code, words, link, name=60, shape=80, subject=120, note=200)
-SLACK = Style("*", slack_code, slack, slack_link, name=32, shape=60, subject=80, note=150)
+LONGEST = Longest()
 
 
 def size(text: str) -> int:

@@ -1,4 +1,4 @@
-"""Send JSON over HTTP with retries, for webhooks and the APIs of GitHub and GitLab.
+"""Send JSON over HTTP with retries, for the APIs of GitHub and GitLab.
 
 Server errors and rate limits are retried for up to a minute. Redirects are not followed, since they would send the
 request's secrets to another host. No error message contains a secret.

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from groupbench.tracker.facts.verdicts import BESIDES_CODE, Verdict
-from groupbench.tracker.outputs.escape import MARKDOWN, Style, code, link, shown, size, words
+from groupbench.tracker.outputs.escape import LONGEST, code, link, shown, size, words
 from groupbench.tracker.text.terminal import shortened
 from groupbench.tracker.text.wording import latency, printable, short_number, signed_change
 
@@ -93,20 +93,20 @@ def changes(page: MarkdownPage, result: GateResult, most: int) -> None:
     page.add("\n" if groups or result.gate.transitions else "")
 
 
-def group_line(group: ChangeGroup, place: CiLocation, style: Style = MARKDOWN) -> str:
+def group_line(group: ChangeGroup, place: CiLocation) -> str:
     """Return one line for a group: verdict, backend, metric, change and first commit."""
     first = group.first
-    note = style.words(shown(group.note or "", style.note))
+    note = words(shown(group.note or "", LONGEST.note))
     if first.verdict is Verdict.INCOMPARABLE:
-        return f"{style.bold}incomparable{style.bold} {len(group.rows)} series: {note}"
-    name = " ".join(style.code(shown(each, style.name)) for each in group.names[:_NAMES])
-    verdict = f"{style.bold}{first.verdict}{style.bold}{' (acknowledged)' if first.acknowledged else ''}"
+        return f"**incomparable** {len(group.rows)} series: {note}"
+    name = " ".join(code(shown(each, LONGEST.name)) for each in group.names[:_NAMES])
+    verdict = f"**{first.verdict}**{' (acknowledged)' if first.acknowledged else ''}"
     parts = [f"{verdict} {name}: {group.head} {group.change}".rstrip()]
     if len(group.rows) == 1:
-        parts.append(style.code(shortened(printable(first.series.shape), style.shape)))
+        parts.append(code(shortened(printable(first.series.shape), LONGEST.shape)))
     if first.span is not None:
         by_code = first.cause not in BESIDES_CODE
-        shown_commit = commit(first.span, place, style) if by_code else style.code(first.span.label)
+        shown_commit = commit(first.span, place) if by_code else code(first.span.label)
         parts.append(f"since {first.span.date}, {shown_commit}")
     if first.cause:
         parts.append(f"cause {first.cause}")
@@ -115,12 +115,12 @@ def group_line(group: ChangeGroup, place: CiLocation, style: Style = MARKDOWN) -
     return ", ".join(parts)
 
 
-def commit(span: Span, place: CiLocation, style: Style = MARKDOWN) -> str:
+def commit(span: Span, place: CiLocation) -> str:
     """Return the commit to show for a change, as a link with subject, author, and how it was found."""
-    text = style.link(style.code(span.label), place.commit(span.commit))
+    text = link(code(span.label), place.commit(span.commit))
     if span.subject:
-        text += f" {style.code(shown(span.subject, style.subject))}"
-    text += f" by {style.code(shown(span.author, style.name))}" if span.author else ""
+        text += f" {code(shown(span.subject, LONGEST.subject))}"
+    text += f" by {code(shown(span.author, LONGEST.name))}" if span.author else ""
     return text + (f" ({span.remark})" if span.remark else "")
 
 
@@ -148,7 +148,7 @@ def _changed(row: Judged, result: GateResult) -> list[str]:
         levels.interval(),
         row.cause or "",
         _commits(row, result),
-        "" if row.note is None else words(shown(row.note, MARKDOWN.note)),
+        "" if row.note is None else words(shown(row.note, LONGEST.note)),
     ]
 
 
@@ -179,8 +179,8 @@ def every(page: MarkdownPage, result: GateResult) -> None:
 
 def _names(row: Judged, result: GateResult) -> list[str]:
     series = row.series
-    label = shortened(printable(result.label(series)), MARKDOWN.shape)
-    return [code(shown(series.operator, MARKDOWN.name)), code(shown(series.backend, MARKDOWN.name)), code(label)]
+    label = shortened(printable(result.label(series)), LONGEST.shape)
+    return [code(shown(series.operator, LONGEST.name)), code(shown(series.backend, LONGEST.name)), code(label)]
 
 
 def _now(row: Judged) -> str:
@@ -194,13 +194,13 @@ def foot(result: GateResult) -> str:
     run, parts = result.gate.run, []
     parts.append(f"Commit {link(code(str(run.state)), result.place.commit(run.commit))}")
     if run.subject:
-        parts.append(code(shown(run.subject, MARKDOWN.subject)))
+        parts.append(code(shown(run.subject, LONGEST.subject)))
     parts.append(f"run {code(shown(run.id, 32))} of {run.started:%Y-%m-%d %H:%M} UTC")
     if run.plan:
-        parts.append(f"plan {code(shown(run.plan, MARKDOWN.name))}")
+        parts.append(f"plan {code(shown(run.plan, LONGEST.name))}")
     if result.hardware:
         more = len(result.hardware) - 4
-        parts.append("on " + ", ".join(code(shown(name, MARKDOWN.name)) for name in result.hardware[:4]))
+        parts.append("on " + ", ".join(code(shown(name, LONGEST.name)) for name in result.hardware[:4]))
         parts[-1] += f" and {more} more" if more > 0 else ""
     if result.place.job:
         parts.append(link("job", result.place.job))

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from groupbench.tracker.facts.exits import ExitCode
 from groupbench.tracker.facts.grouping import grouped
-from groupbench.tracker.facts.record import Kernel
 from groupbench.tracker.facts.verdicts import Verdict
 from groupbench.tracker.judge.verdicts import Gate, Judged
 from groupbench.tracker.query.rows import SeriesRow
@@ -21,7 +19,6 @@ from groupbench.tracker.query.traffic import NO_TRAFFIC, Traffic
 if TYPE_CHECKING:
     from sqlalchemy.orm import Session
 
-    from groupbench.tracker.judge.incident_moves import Updated
     from groupbench.tracker.judge.incident_rows import IncidentRow
 
 
@@ -42,21 +39,12 @@ class CiLocation:
 
 @dataclass(frozen=True)
 class GateResult:
-    """The verdict on a run, with kernels and CI's URLs."""
+    """The verdict on a run, with incidents and CI's URLs."""
 
     gate: Gate
     strict: bool = False
     place: CiLocation = CiLocation()
-    moved: bool = False  # whether the gate's update opened, reopened or closed an incident
-    kernels: Mapping[int, tuple[Kernel, ...]] = field(default_factory=dict)  # by series that got worse
-    root: Path = Path()  # of the checkout in which to find the kernels' source
     incidents: tuple[IncidentRow, ...] = ()  # open ones of tonight's rows, the most expensive first
-
-    @property
-    def changed(self) -> bool:
-        """Return whether the run deserves attention: it fails, a series improved, or an incident changed state."""
-        gate = self.gate
-        return gate.exit_code != 0 or self.moved or any(row.verdict is Verdict.IMPROVED for row in gate.notable)
 
     @property
     def groups(self) -> list[ChangeGroup]:
@@ -109,8 +97,8 @@ class ChangeGroup:
     def change(self) -> str:
         """The range of changes: `+3.1%`, `+3.1% to +8.0%`, `rms 4.50×`; empty if none is known."""
         changed = [row.shown for row in self.rows if math.isfinite(row.shown.change or 0.0)]
-        known = sorted((one for one in changed if one.change is not None), key=lambda one: one.change or 0.0)
-        return " to ".join(dict.fromkeys(one.factor_text for one in (*known[:1], *known[-1:])))
+        by_change = sorted((one for one in changed if one.change is not None), key=lambda one: one.change or 0.0)
+        return " to ".join(dict.fromkeys(one.factor_text for one in (*by_change[:1], *by_change[-1:])))
 
     @property
     def head(self) -> str:
@@ -131,26 +119,18 @@ def gather(
     gate: Gate,
     *,
     strict: bool,
-    updated: Updated | None,
     place: CiLocation,
-    root: Path,
     traffic: Traffic = NO_TRAFFIC,
 ) -> GateResult:
-    """Return the gate's verdict with the open incidents and the kernels of series that got worse. Reads only."""
+    """Return the gate's verdict with the open incidents of failing rows. Reads only."""
     from groupbench.tracker.judge import members, triage
-    from groupbench.tracker.judge.pasts import facts_at
 
-    worse = {(row.series.pk, gate.run.pk) for row in gate.rows if row.verdict.fails}
-    facts = facts_at(session, worse)
     rows = {(row.series.pk, row.what) for row in gate.rows if row.verdict.fails}
     incidents = triage.of(session, traffic.resolve(session), states=members.OPEN)
     return GateResult(
         gate,
         strict=strict,
         place=place,
-        moved=updated is not None and bool(updated.opened or updated.reopened or updated.fixed),
-        kernels={series: facts_of_point.kernels for (series, _), facts_of_point in facts.items()},
-        root=root,
         incidents=tuple(one for one in incidents if any((each.series.pk, each.metric) in rows for each in one.members)),
     )
 

@@ -12,7 +12,7 @@ from groupbench.tracker.text.files import append_whole
 SUMMARY_BYTES = 2**20 - 1024
 """Largest summary of one step, in bytes."""
 
-_LEFT_FOR_STEP = 8192  # bytes for what the step itself writes
+_LEFT_FOR_STEP = 8192  # bytes for the step's other text
 _SUMMARY_GROUPS = 100  # groups of changes
 
 
@@ -32,7 +32,7 @@ def append(result: GateResult, path: Path) -> None:
 
 
 def room(path: Path) -> int:
-    """Return how many bytes of text the step's file still holds. Raises OutputError if there is no room left."""
+    """Return how many bytes of text the step's file still holds. Raises OutputError if the file is full."""
     try:
         used = path.stat().st_size if path.exists() else 0
     except OSError as cause:

@@ -53,10 +53,9 @@ class CommitLine:
         """Return a run's place, larger for newer runs; -1 for a run not on the line."""
         return self._places.get(run.pk, -1)
 
-    def newest(self, number: int, until: RunRow | None = None) -> tuple[int, ...]:
-        """Return the newest runs' keys, newest first; with `until`, this run and those before it."""
-        first = 0 if until is None else len(self.runs) - 1 - self.place(until)
-        return self.runs[first : first + number]
+    def newest(self, number: int) -> tuple[int, ...]:
+        """Return the newest runs' keys, newest first."""
+        return self.runs[:number]
 
     @cached_property
     def _places(self) -> dict[int, int]:

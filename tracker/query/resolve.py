@@ -26,9 +26,6 @@ from groupbench.tracker.tools import git
 Lookup = Callable[[str], str | None]
 """Returns the full hash of a name that the database does not know, such as `git.rev_parse`."""
 
-ReadLine = Callable[[Session], CommitLine]
-"""Reads the runs of all branches, such as `lines.every_line`."""
-
 ReadThrough = Callable[[Session, RunRow], CommitLine]
 """Reads the line of a run, such as `lines.line_through`."""
 
@@ -86,9 +83,7 @@ def newest_run(session: Session, state: State) -> RunRow:
     return run_row(session.execute(at_state.order_by(*NEWEST_FIRST).limit(1)).one())
 
 
-def resolve_commit(
-    session: Session, text: str, lookup: Lookup | None = None, read_line: ReadLine = every_line
-) -> State:
+def resolve_commit(session: Session, text: str, lookup: Lookup | None = None) -> State:
     """Return the state named by `latest`, `previous`, a branch, a hash prefix, or a name for `lookup`.
 
     The newest state has the newest commit, and within one commit the last measurement. `HASH+` is a commit's dirty
@@ -97,12 +92,12 @@ def resolve_commit(
     Raises QueryError if nothing or several commits match, or the commit has no run.
     """
     if text in ("latest", "previous"):
-        place, newest = ("latest", "previous").index(text), _newest_states(session, read_line)
+        place, newest = ("latest", "previous").index(text), _newest_states(session)
         if len(newest) > place:
             return newest[place]
         raise QueryError(f"no {text} commit: the database has runs of {counted(len(newest), 'commit')}")
     if session.scalar(select(Run.id).join(Commit).where(Commit.branch == text).limit(1)) is not None:
-        return min(_newest_states(session, read_line, text), key=lambda state: state.dirty)
+        return min(_newest_states(session, text), key=lambda state: state.dirty)
     prefix = text.removesuffix("+")
     hashes = _stored_hashes(session, prefix)
     if not hashes:
@@ -130,7 +125,7 @@ def _stored_hashes(session: Session, prefix: str) -> list[str]:
     return [prefix] if prefix in hashes else hashes
 
 
-def _newest_states(session: Session, read_line: ReadLine, branch: str | None = None) -> list[State]:
+def _newest_states(session: Session, branch: str | None = None) -> list[State]:
     """Return the measured states on all branches or one, newest first: by commit, and within a commit by time.
 
     So a commit measured late by a backfill is not the newest.
@@ -138,7 +133,7 @@ def _newest_states(session: Session, read_line: ReadLine, branch: str | None = N
     query = select(Run.id, Commit.hash, Run.dirty).join(Commit)
     rows = session.execute(query if branch is None else query.where(Commit.branch == branch))
     states = {key: State(hash_, dirty) for key, hash_, dirty in rows}
-    return list(dict.fromkeys(states[key] for key in read_line(session).runs if key in states))
+    return list(dict.fromkeys(states[key] for key in every_line(session).runs if key in states))
 
 
 def _looked_up(session: Session, text: str, name: str, lookup: Lookup | None) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from typing import Any
 
-from sqlalchemy import ColumnElement, Row, Select, and_, case, func, or_, select
+from sqlalchemy import ColumnElement, Row, Select, case, func, or_, select
 from sqlalchemy.orm import Session
 
 from groupbench.tracker.facts.record import UNKNOWN_COMMIT
@@ -15,11 +15,6 @@ from groupbench.tracker.store.chunks import chunks
 from groupbench.tracker.store.schema import Commit, Point, Run, Series
 
 _RUN_FIELDS = [field.name for field in fields(RunRow)]
-
-
-def not_after(run: RunRow) -> ColumnElement[bool]:
-    """Return a condition: the run is `run` or earlier, for a query with run joined."""
-    return or_(Run.started < run.started, and_(Run.started == run.started, Run.id <= run.pk))
 
 
 def run_select() -> Select[Any]:

@@ -38,7 +38,7 @@ class StableLevel:
 
 @dataclass(frozen=True)
 class Levels:
-    """The changes of a series, by the first run on the new level, and its levels."""
+    """The changes and levels of a series; a change by the first run on the new level."""
 
     changes: tuple[tuple[int, PastChange], ...] = ()
     levels: tuple[StableLevel, ...] = ()

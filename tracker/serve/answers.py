@@ -1,7 +1,7 @@
-"""Compute verdicts and comparisons in background threads, and keep them until the database changes.
+"""Compute verdicts in background threads, and keep them until the database changes.
 
 Judging thousands of series takes seconds. A page waits briefly, shows the other contents, and reloads. Only one task
-per kind runs at a time, and comparisons never delay verdicts.
+per kind runs at a time, so a search for damage never delays verdicts.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ from starlette.routing import Route
 
 from groupbench.tracker.facts.errors import StoreError, TrackerError
 from groupbench.tracker.query.traffic import NO_TRAFFIC, Traffic
-from groupbench.tracker.serve import comparing, frame, incidents, operators, runs, series
+from groupbench.tracker.serve import frame, incidents, runs, series
 from groupbench.tracker.serve.answers import Answers
 from groupbench.tracker.serve.database import SlowError, open_to_read, open_to_write
 from groupbench.tracker.serve.limits import LIMITS
@@ -91,9 +91,6 @@ def create_app(
             _page("/series", series.search, "groupbench history"),
             _page("/series/{key}", series.series, "groupbench history"),
             _page("/points/{identifier}", series.point, "groupbench show ID"),
-            _page("/operators", operators.operators, "groupbench report"),
-            _page("/operators/{name:path}", operators.operator, "groupbench report"),
-            _page("/compare", comparing.compare, "groupbench compare A B"),
             Route("/incidents/change", change, methods=["POST"]),
             _page("/incidents", incidents.incidents, "groupbench incidents"),
             _page("/incidents/{key}", incidents.incident, "groupbench incidents"),
@@ -157,8 +154,7 @@ def _respond(
     page = view(site, parameters, **path_values)
     headers = {} if page.again is None else {"Retry-After": str(page.again)}
     if wanted.json:
-        status = page.status_in_json or page.status
-        return Response(msgspec.json.encode(page.data), status, headers, "application/json")
+        return Response(msgspec.json.encode(page.data), page.status, headers, "application/json")
     html = render(wanted, page, site.name, site.guard.writes)
     return Response(html, page.status, headers, "text/html; charset=utf-8")
 

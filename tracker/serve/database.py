@@ -32,7 +32,7 @@ Version = tuple[int, ...]
 
 
 class SlowError(StoreError):
-    """A request, a verdict or a comparison reached the database-time limit."""
+    """A request or a verdict reached the database-time limit."""
 
     def __init__(self, seconds: float) -> None:
         super().__init__(f"the database takes longer than {seconds:g} s for this")

@@ -14,7 +14,7 @@ class Limits:
 
     # The database.
     request_s: float = 5.0  # database time of a request
-    background_s: float = 60.0  # database time of a verdict or a comparison
+    background_s: float = 60.0  # database time of a verdict
     busy_ms: int = 5_000  # wait for the lock of another process
     threads: int = 8  # requests that work at once; others wait. Fewer than the connections of SQLAlchemy's pool (15)
     steps: int = 1_000_000  # of SQLite's virtual machine between two looks at the clock: about 20 ms

@@ -5,12 +5,12 @@ A database with a million points has tens of thousands of series, so the databas
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 from itertools import chain
-from operator import attrgetter, itemgetter
+from operator import itemgetter
 from typing import Any, NamedTuple
 from typing import cast as typed
 
@@ -22,9 +22,9 @@ from groupbench.tracker.facts.grouping import grouped
 from groupbench.tracker.facts.identity import EXACT, PROBLEM, SHOWN
 from groupbench.tracker.query import filters, resolve
 from groupbench.tracker.query.patterns import matches
-from groupbench.tracker.query.points import ReadRuns, by_series_and_time, environment_rows, points_where
+from groupbench.tracker.query.points import ReadRuns, environment_rows, points_where
 from groupbench.tracker.query.rows import EnvironmentRow, PointRow, RunRow, SeriesRow, is_timed
-from groupbench.tracker.query.runs import not_after, run_rows
+from groupbench.tracker.query.runs import run_rows
 from groupbench.tracker.query.series import names, series_rows
 from groupbench.tracker.serve.parameters import NotFound, resolve_parameter
 from groupbench.tracker.store.chunks import chunks
@@ -95,13 +95,6 @@ def series_keys(session: Session, where: Slice) -> list[int]:
     return _keys(session, select(Series.id).where(*where.conditions(session)).order_by(*_SORT))
 
 
-def problem_keys(session: Session, where: Slice) -> list[list[int]]:
-    """Return the keys for all series in a slice, by problem: series with different backends only, in any order."""
-    members = select(_joined(Series.id, ",")).where(*where.conditions(session))
-    text = session.scalar(select(_joined(members.group_by(*_PROBLEM).order_by(*_PROBLEM).subquery().columns[0], ";")))
-    return [[int(key) for key in of_problem.split(",")] for of_problem in text.split(";")] if text else []
-
-
 def _keys(session: Session, sorted_: Select[int]) -> list[int]:
     """Return a query's selected keys, in order.
 
@@ -143,7 +136,7 @@ class Result(NamedTuple):
 
 
 class RecentResult(NamedTuple):
-    """A point's fields for result selection. A named tuple, because a page creates thousands."""
+    """A point's fields for a list of series. A named tuple, because a page creates thousands."""
 
     pk: int
     series: int
@@ -152,54 +145,36 @@ class RecentResult(NamedTuple):
     timing: str | None
     median_ms: float | None
     environment: int
-    place: int  # of the run among those read: larger for a newer one
 
     @property
     def timed(self) -> bool:
         return is_timed(self.status, self.median_ms, self.timing)
 
 
-def recent_results(
-    session: Session, keys: Sequence[int], newest: Sequence[int], until: RunRow | None = None
-) -> dict[int, list[RecentResult]]:
+def recent_results(session: Session, keys: Sequence[int], newest: Sequence[int]) -> dict[int, list[RecentResult]]:
     """Return each series' results in these runs, oldest first, by series key. `newest` is newest first.
 
-    A series without a result in these runs has instead the one measured last, up to the run `until`.
+    A series without a result in these runs has instead the one measured last.
     """
-    results = results_in(session, keys, newest)
-    missing = [key for key in keys if key not in results]
-    older = [
-        (row[-1], row[2], row[:-1])
-        for chunk in chunks(missing, 200)
-        for row in session.execute(_newest_of_each(chunk, until))
-    ]
-    when = sorted({(started, run) for started, run, _ in older}, reverse=True)
-    place = {run: -1 - number for number, (_, run) in enumerate(when)}
-    results.update({row[1]: [RecentResult._make((*row, place[run]))] for _, run, row in older})
-    return results
-
-
-def results_in(session: Session, keys: Sequence[int], newest: Sequence[int]) -> dict[int, list[RecentResult]]:
-    """Return each series' results in these runs, oldest first. `newest` begins with the newest run."""
     place = {run: number for number, run in enumerate(reversed(newest))}
     of_runs = select(*_RECENT).where(_POINT.run_id.in_(newest))
     read = (session.execute(of_runs.where(_POINT.series_id.in_(chunk))).all() for chunk in chunks(keys, 200))
-    results = (RecentResult._make((*row, place[row[2]])) for row in chain.from_iterable(read))
-    return grouped(sorted(results, key=attrgetter("place")), itemgetter(1))
+    rows = sorted(chain.from_iterable(read), key=lambda row: place[row[2]])
+    results = grouped(map(RecentResult._make, rows), itemgetter(1))
+    for chunk in chunks([key for key in keys if key not in results], 200):
+        results.update({row[1]: [RecentResult._make(row)] for row in session.execute(_newest_of_each(chunk))})
+    return results
 
 
 _RECENT = [_POINT[name] for name in ("id", "series_id", "run_id", "status", "timing", "median_ms", "environment_id")]
 
 
-def _newest_of_each(keys: Sequence[int], until: RunRow | None) -> Any:
-    """Return the query for each series' newest result: recent fields and the run's start."""
+def _newest_of_each(keys: Sequence[int]) -> Any:
+    """Return the query for each series' newest result."""
     order = func.row_number().over(partition_by=Point.series_id, order_by=NEWEST_FIRST)
-    ranked = select(Point.id.label("id"), Run.started, order.label("place")).join(Run, Point.run_id == Run.id)
-    ranked = ranked.where(Point.series_id.in_(keys))
-    if until is not None:
-        ranked = ranked.where(not_after(until))
-    inner = ranked.subquery()
-    newest = select(*_RECENT, inner.columns.started).join(inner, inner.columns.id == _POINT.id)
+    ranked = select(Point.id.label("id"), order.label("place")).join(Run, Point.run_id == Run.id)
+    inner = ranked.where(Point.series_id.in_(keys)).subquery()
+    newest = select(*_RECENT).join(inner, inner.columns.id == _POINT.id)
     return newest.where(inner.columns.place == 1)
 
 
@@ -224,14 +199,6 @@ def _result(row: Any) -> Result:
 
 
 _ERROR = Result._fields.index("error")
-
-
-def points(session: Session, keys: Iterable[int], read_runs: ReadRuns) -> list[PointRow]:
-    """Return the points with these keys, sorted by series names, then by time."""
-    rows = [
-        point for chunk in chunks(keys) for point in points_where(session, Point.id.in_(chunk), read_runs=read_runs)
-    ]
-    return by_series_and_time(rows)
 
 
 def newest_points(session: Session, series: SeriesRow, number: int, read_runs: ReadRuns) -> list[PointRow]:
@@ -260,14 +227,6 @@ def latencies(session: Session, series: Sequence[int], runs: Sequence[int]) -> d
         if run in wanted:
             of_series[key][run] = ms
     return of_series
-
-
-def point_keys(session: Session, series: Iterable[int], runs: Collection[int]) -> list[int]:
-    """Return point keys for these series and runs."""
-    statement = select(_POINT.id).where(_POINT.run_id.in_(sorted(runs)))
-    return [
-        key for chunk in chunks(series, 200) for key in session.scalars(statement.where(_POINT.series_id.in_(chunk)))
-    ]
 
 
 def counts_of_series(session: Session, keys: Sequence[int]) -> dict[int, int]:

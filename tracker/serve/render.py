@@ -28,8 +28,6 @@ NAVIGATION = (
     ("/", "Overview"),
     ("/runs", "Runs"),
     ("/series", "Series"),
-    ("/operators", "Operators"),
-    ("/compare", "Compare"),
     ("/incidents", "Incidents"),
 )
 
@@ -79,10 +77,9 @@ def _environment() -> jinja2.Environment:
     templates.filters.update(
         ms=wording.milliseconds, percent=percent, signed=signed_change, date=date, commit=wording.commit_text,
         number=number, count=wording.counted, part=lambda text: quote(str(text), safe=""), seconds=seconds,
-        value=wording.fact_text, ratio=wording.ratio, p_value=wording.p_value,
+        value=wording.fact_text,
     )  # fmt: skip
     templates.globals.update(
-        interval=wording.interval,
         static=static.address,
         style_marks=static.style_marks,
         spark=spark,

@@ -45,7 +45,6 @@ class Page:
     data: dict[str, Any]
     shown: Mapping[str, Any] = field(default_factory=dict)  # links, choices of a form
     status: int = 200
-    status_in_json: int | None = None  # if it differs
     again: int | None = None  # seconds after which the page reloads, while work is in progress
     figures: Callable[[], dict[str, Any]] = dict  # draws the figures by name, for HTML alone
 
@@ -70,10 +69,6 @@ class Site:
     def series_keys(self, session: Session, where: queries.Slice) -> list[int]:
         """Return `queries.series_keys`, cached, because the next page needs the same keys."""
         return self._lists.get(("series", where), _last_series(session), lambda: queries.series_keys(session, where))
-
-    def problem_keys(self, session: Session, where: queries.Slice) -> list[list[int]]:
-        """Return `queries.problem_keys`, cached."""
-        return self._lists.get(("problems", where), _last_series(session), lambda: queries.problem_keys(session, where))
 
     def every_line(self, session: Session) -> lines.CommitLine:
         """Return `lines.every_line`, cached, because it reads every commit's ancestry."""

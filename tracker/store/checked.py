@@ -171,7 +171,7 @@ class _Once(Generic[T, R]):
 
 
 def _stable(environment: Environment) -> tuple[Environment, str]:
-    """Return an environment in its usual spelling, with its hash."""
+    """Return an environment in the usual spelling, with the hash."""
     stable = canonical_environment(environment)
     return stable, digest(stable)
 

@@ -371,7 +371,7 @@ _COLUMNS = {table.name: table.columns.keys() for table in Base.metadata.sorted_t
 
 
 def _revision(engine: Engine) -> tuple[str | None, set[str]]:
-    """Return (Alembic revision, table names)."""
+    """Return (revision, table names)."""
     with engine.connect() as connection:
         return _revision_of(connection)
 
@@ -396,26 +396,23 @@ def _driver_rows(connection: Connection, query: str) -> list[tuple[str, ...]]:
         return list(cursor.execute(query))
 
 
-def migrate(engine: Engine, revision: str = "head", *, name: str = "the database") -> None:
-    """Migrate the tables to a revision in one transaction. A SQLite file with data is copied first.
+def migrate(engine: Engine, *, name: str = "the database") -> None:
+    """Migrate the tables to HEAD in one transaction. A SQLite file with data is copied first.
 
     Raises StoreError and leaves the tables as they were.
     """
-    from alembic import command
-    from alembic.config import Config
+    from groupbench.tracker.store.upgrade import upgrade
 
     before, _ = _revision(engine)
     _set_up_sqlite(engine, new=False)
-    config = Config()
-    config.set_main_option("script_location", str(Path(__file__).parent / "migrations").replace("%", "%%"))
-    config.set_main_option("path_separator", "os")
     try:
         with _locked(engine) as connection:
             before, _ = _revision_of(connection)  # another process may have been first
-            if engine.dialect.name == "sqlite" and before != HEAD:
+            if before == HEAD:
+                return
+            if engine.dialect.name == "sqlite":
                 copy_before_migration(Path(str(engine.url.database)), str(before))
-            config.attributes["connection"] = connection
-            command.upgrade(config, revision)
+            upgrade(connection, str(before))
     except (SQLAlchemyError, StoreError, ValueError, LookupError, zlib.error) as error:
         if "is not migrated" in str(error):
             raise

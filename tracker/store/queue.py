@@ -44,7 +44,7 @@ BEAT_S = 2.0
 """Time between two signs of life, of which ten may be lost."""
 
 STALE_S = 20.0
-"""Age of a row from which its process counts as killed. The database's clock measures it."""
+"""Age of a row from which the process counts as killed. The database's clock measures it."""
 
 _METADATA = MetaData()
 QUEUE = Table(

@@ -1,7 +1,7 @@
 """The tables. Each column's `doc` explains it; `docs/reference/schema.md` is generated from them.
 
-A *series* stays the same from commit to commit; a *point* is one run's result for it. All times are UTC. Changes to
-these classes need a new file in `migrations/versions`; a test compares the two.
+A *series* stays the same from commit to commit; a *point* is one run's result for it. All times are UTC. A change
+needs a new revision in `REVISIONS`: `upgrade.py` adds new tables and nullable columns to old databases by itself.
 
 There are millions of points, written once and read for years. So a point stores values for filters and sorting as
 numbers, and packs the rest (see `packing`). Shared values have a table of their own.
@@ -47,7 +47,7 @@ from groupbench.tracker.facts.record import TIMED
 from groupbench.tracker.store.checksum import checksum_of
 
 REVISIONS = ("0001", "0002", "0003", "0004", "0005", "0006", "0007", "0008", "0009", "0010", "0011", "0012")
-"""Every migration, oldest first. Listed here so that opening a current database does not load Alembic."""
+"""Every revision of the tables, oldest first. `upgrade.py` migrates from each."""
 
 HEAD = REVISIONS[-1]
 

@@ -23,7 +23,7 @@ from groupbench.tracker.facts.record import Cell, Environment, Loaded, Run
 from groupbench.tracker.store.checked import NOT_REACHED, Checked, Hashed, hashed, named, packed, storable
 
 _PART = 1 << 20
-"""Most bytes of a part, but for its last line: hundreds of records, which take a twentieth of a second."""
+"""Most bytes of a part, but for the last line: hundreds of records, which take a twentieth of a second."""
 
 _SPLIT_FROM_BYTES = 8 << 20
 """Bytes of a file for which processes pay."""

@@ -48,7 +48,7 @@ from groupbench.tracker.store.schema import (
 
 _BATCH = 500  # rows read at once, one by one if any is damaged
 _CHECKED_AT_ONCE = 20_000
-"""Ids of results that a process checks at a time: several seconds of work, so its start costs little."""
+"""Ids of results that a process checks at a time: several seconds of work, so the start costs little."""
 
 
 @dataclass(frozen=True)

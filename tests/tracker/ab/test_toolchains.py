@@ -1,4 +1,4 @@
-"""Test environments of toolchains, which are found by their packages and made once, and releases between two."""
+"""Test environments of toolchains, which are found by their packages and made once."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 
 from groupbench.tracker.ab import toolchains
 from groupbench.tracker.ab.side import AbError
-from groupbench.tracker.ab.toolchains import Interpreters, ToolchainError, interpreter, pins, releases, with_packages
+from groupbench.tracker.ab.toolchains import Interpreters, ToolchainError, interpreter, pins, with_packages
 from groupbench.tracker.facts.record import Environment
 
 HERE = Environment(device="cpu", python="3.11.9", torch="2.13.0", triton="3.8.0")
@@ -59,23 +59,16 @@ def wheel(folder: Path, name: str, version: str) -> None:
         archive.writestr(f"{info}/RECORD", "")
 
 
-def test_releases_of_an_index_and_an_environment_with_one(index: Path, home: Path) -> None:
-    for version in ("1.9.0", "1.10.0", "1.10.1rc1", "1.11.0", "2.0.0"):
+def test_an_environment_has_one_package_and_this_interpreters(index: Path, home: Path) -> None:
+    for version in ("1.9.0", "1.10.0", "1.11.0"):
         wheel(index, "groupbench_fake_kernels", version)
     messages: list[str] = []
-    assert releases("groupbench-fake-kernels", "1.9.0", "1.11.0") == ["1.9.0", "1.10.0", "1.11.0"]
     for _ in range(2):
         python = with_packages(["groupbench-fake-kernels==1.10.0"], messages.append)
     assert len(messages) == 1 and home in python.parents
     code = "import groupbench_fake_kernels as g, msgspec; print(g.version, msgspec.__name__)"
     shown = subprocess.run([python, "-c", code], capture_output=True, text=True, check=True).stdout
     assert shown.split() == ["1.10.0", "msgspec"]  # its own, and this interpreter's
-
-
-def test_a_release_that_the_index_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(toolchains, "_run", lambda *_: "fake-kernels (2.0.0)\nAvailable versions: 2.0.0, 1.9.0\n")
-    with pytest.raises(ToolchainError, match=r"the index has no fake-kernels 3\.0; the newest are: 2\.0\.0, 1\.9\.0$"):
-        releases("fake-kernels", "1.9.0", "3.0")
 
 
 def test_a_requirement_file_is_made_once_for_each_content_and_set_of_packages(

@@ -89,7 +89,7 @@ def bench(ten_commits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         made.keep, made.metric, made.backend = keep, header.metric, header.cell["backend"]
         yield made
 
-    monkeypatch.setattr(drive, "open_comparator", opened)
+    monkeypatch.setattr(drive, "AbComparator", opened)
     return made
 
 
@@ -112,7 +112,7 @@ def row_of(cli: Cli, *run: str) -> dict[str, Any]:
 
 
 def test_the_named_commit_is_the_cause_everywhere(cli: Cli, slower: Bench, db: Path, tmp_path: Path) -> None:
-    commits, files = slower.commits, {name: tmp_path / name for name in ("junit", "sarif", "summary")}
+    commits, files = slower.commits, {name: tmp_path / name for name in ("junit", "summary")}
     cli("gate", "--update")
     before = cli("gate")
     assert len(hints(before)) == 1 and "named by bisect" not in before.stdout
@@ -123,7 +123,7 @@ def test_the_named_commit_is_the_cause_everywhere(cli: Cli, slower: Bench, db: P
     gate = cli("gate", *writes)
     assert not hints(gate)
     assert f"{commits[4][:10]}..{commits[5][:10]} (named by bisect)" in " ".join(gate.stdout.split())
-    for name in ("junit", "sarif", "summary"):
+    for name in ("junit", "summary"):
         text = files[name].read_text()
         assert "Change 5" in text and commits[5][:10] in text and "named by bisect" in text, name
         assert "since `{commits[8][:10]}`" not in text, name

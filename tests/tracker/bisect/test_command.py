@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,8 +16,7 @@ from cases import rarely
 from nights import Cli
 from repositories import git
 
-from groupbench.tracker.ab import toolchains
-from groupbench.tracker.ab.bench import AbSide, SideAccuracy
+from groupbench.tracker.ab.bench import SideAccuracy
 from groupbench.tracker.ab.result import AbVerdict, accuracy_change
 from groupbench.tracker.bisect import drive
 from groupbench.tracker.bisect.history import BisectError, read_history, relevant_paths, resolve
@@ -132,7 +131,7 @@ def lab(line: Line, monkeypatch: pytest.MonkeyPatch) -> Lab:
     def opened(repository: Path, header: Header, keep: object) -> Iterator[Lab]:
         yield made
 
-    monkeypatch.setattr(drive, "open_comparator", opened)
+    monkeypatch.setattr(drive, "AbComparator", opened)
     monkeypatch.chdir(made.folder)
     return made
 
@@ -386,7 +385,7 @@ def test_series_gives_the_cell(cli: Cli, lab: Lab, stored: Any, make: Any) -> No
 def test_usage(cli: Cli, lab: Lab, tmp_path: Path) -> None:
     hashes = lab.hashes
     for args, word in (
-        ((), "GOOD and BAD, --package, or --resume"),
+        ((), "GOOD and BAD, or --resume"),
         ((hashes["c0"],), "GOOD and BAD"),
         (("nowhere", "HEAD", *CELL), "git knows no commit 'nowhere'"),
         (("", "HEAD", *CELL), "is not a commit"),
@@ -458,58 +457,6 @@ def test_a_commit_that_does_not_build_is_built_once_more(
         found = [compare(ComparisonRequest("base", "head", "step")) for _ in range(4)]
     assert [one.message for one in found] == ["failure 1", *([""] if failures == 1 else ["failure 2"]) * 3]
     assert builds == {"base": 1, "head": 2}
-
-
-class TestReleases:
-    VERSIONS = ("3.6.0", "3.6.1", "3.7.0", "3.7.1", "3.8.0")
-    broken: tuple[str, ...] = ()
-
-    @pytest.fixture
-    def compared(self, line: Line, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
-        """Releases that were compared: 5 % slower from 3.7.0 on; those of `broken` do not install."""
-        pairs: list[tuple[str, str]] = []
-        monkeypatch.setattr("groupbench.tracker.cli.bisect.releases", lambda package, first, last: list(self.VERSIONS))
-        self.installs = Counter[str]()
-
-        def install(packages: Sequence[str], say: Any) -> Path:
-            self.installs[packages[0]] += 1
-            if packages[0] in self.broken:
-                raise TrackerError("no wheel for this platform")
-            return Path("/kept") / packages[0]
-
-        def compare(self: drive.AbComparator, question: ComparisonRequest, base: AbSide, head: AbSide) -> AbFinding:
-            assert base.tree == head.tree == line[0]
-            assert base.python == f"/kept/{question.base.replace(' ', '==')}"
-            pairs.append((base.title, head.title))
-            slow = [float(title.split()[1] >= "3.7.0") * 0.05 for title in (question.base, question.head)]
-            effect = slow[1] - slow[0]
-            values = effect, effect - 0.001, effect + 0.001, 1.0, 1 + effect
-            return AbFinding("different" if effect else "same", *values, blocks=9)
-
-        monkeypatch.setattr(toolchains, "with_packages", install)
-        monkeypatch.setattr(drive.AbComparator, "_compare", compare)
-        monkeypatch.chdir(line[0])
-        return pairs
-
-    def test_the_release_is_named(self, cli: Cli, compared: list[tuple[str, str]]) -> None:
-        done = cli("bisect", "--package", "triton==3.6.0..3.8.0", *CELL)
-        assert (done.exit_code, done.stdout.splitlines()[0]) == (
-            1, "triton 3.7.0 made grouped_gemm triton_pointer fwd fp16 2,64,32,16 5.1 % slower (5.0 to 5.2)",
-        ), done.output  # fmt: skip
-        assert compared[0] == ("triton 3.6.0", "triton 3.8.0")
-        assert "5 releases of triton" in done.stderr and "commit" not in done.stdout
-
-    def test_a_release_that_does_not_install_is_skipped(self, cli: Cli, compared: list[tuple[str, str]]) -> None:
-        self.broken = ("triton==3.6.1",)
-        done = cli("bisect", "--package", "triton==3.6.0..3.8.0", *CELL)
-        assert (done.exit_code, done.stdout.startswith("narrowed to one of 2 releases")) == (3, True)
-        assert "skipped triton 3.6.1: no wheel for this platform" in done.stdout
-        assert self.installs["triton==3.6.1"] == 2
-        assert cli("bisect", "--resume").stdout == done.stdout  # from the log, without the index
-
-    @pytest.mark.parametrize("options", [["--package", "triton"], ["--package", "triton==3.6.0..3.8.0", "a", "b"]])
-    def test_usage(self, cli: Cli, compared: list[tuple[str, str]], options: list[str]) -> None:
-        assert cli("bisect", *options, *CELL).exit_code == 2
 
 
 def test_the_commit_that_restores_a_commits_files_is_found(tmp_path: Path) -> None:

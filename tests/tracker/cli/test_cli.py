@@ -36,7 +36,7 @@ def loaded(*args):
         main(list(args))
     except SystemExit as done:
         assert done.code == 0
-    names = ("sqlalchemy", "alembic", "numpy", "plotly", "rich", "msgspec", "torch")
+    names = ("sqlalchemy", "numpy", "plotly", "rich", "msgspec", "torch")
     return [name for name in names if name in sys.modules]
 
 print("HEAVY", loaded("--help"))
@@ -48,7 +48,7 @@ print("HEAVY", loaded("post", sys.argv[1], "--dry-run"))
     assert "Nothing got worse." in out
 
 
-def test_the_tracker_loads_no_torch_and_reads_without_alembic(stored: Any, make: Any) -> None:
+def test_the_tracker_loads_no_torch(stored: Any, make: Any) -> None:
     path = stored([make()])
     code = """
 import sys
@@ -60,7 +60,7 @@ except SystemExit as done:
 print("HEAVY", [name for name in ("numpy", "pandas", "groupbench.tracker.formats", "groupbench.tracker.store.records")
     if name in sys.modules])
 import groupbench.tracker.judge.gate, groupbench.tracker.compare.comparison, groupbench.tracker.report.page
-print("HEAVY", [name for name in ("alembic", "rich", "plotly", "torch", "groupbench.kernels", "groupbench.operators")
+print("HEAVY", [name for name in ("rich", "plotly", "torch", "groupbench.kernels", "groupbench.operators")
     if name in sys.modules])
 """
     assert python(code, str(path)).count("HEAVY []") == 2

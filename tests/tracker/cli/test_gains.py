@@ -47,46 +47,6 @@ def test_filters_name_the_products_of_a_layer(stored: None, cli: Cli) -> None:
     assert row["gain_share"] == 1.0
 
 
-GU, DN = "G=128,M=65536,N=1536,K=2048,routing=balanced,W=nk", "G=128,M=65536,N=2048,K=768,routing=zipf(1.2),W=nk"
-
-
-@pytest.fixture
-def measured_layer(cli: Cli, write: Callable[..., Path], make: Callable[..., Record]) -> Callable[..., None]:
-    """Store a run with products of a layer of Qwen3-30B, its gradient, and another problem."""
-
-    def store(*shapes: str) -> None:
-        latency = {"timing": "gpu", "bursts_ms": [[2.0]]}
-        fields: dict[str, Any] = {"latency": latency, "metrics": {"sol_gap": 2.0}}
-        records = [make(0, operator="grouped_gemm", shape=shape, **fields) for shape in (*shapes, "G=1,M_g=8,N=8,K=8")]
-        records += [make(0, operator="grouped_gemm", shape=GU, mode="bwd", **fields)]
-        assert cli("ingest", write(records)).exit_code == 0
-
-    return store
-
-
-def test_a_layer_lists_its_products(measured_layer: Callable[..., None], cli: Cli) -> None:
-    measured_layer(GU, DN)
-    done = cli("gains", "--layer", "qwen30b", "--format=json")
-    rows = json.loads(done.stdout)
-    assert (done.exit_code, {row["shape"] for row in rows}) == (0, {GU, DN})
-    assert [(row["mode"], row["time_share"], row["gain_share"]) for row in rows] == [("fwd", 0.5, 0.5)] * 2
-
-
-def test_a_product_of_a_layer_that_was_not_measured_is_named(measured_layer: Callable[..., None], cli: Cli) -> None:
-    measured_layer(GU)
-    done = cli("gains", "--layer", "qwen30b", "--format=json")
-    assert done.exit_code == 3
-    assert len(json.loads(done.stdout)) == 1
-    assert done.stderr == f"groupbench gains: this run has no speed of light for {DN}\n"
-
-
-def test_an_unknown_layer_lists_the_known_ones(stored: None, cli: Cli) -> None:
-    done = cli("gains", "--layer", "qwen")
-    assert done.exit_code == 2
-    assert "no layer 'qwen' (did you mean 'qwen30b'?); known: " in done.stderr
-    assert "qwen3_30b_prefill" in done.stderr
-
-
 def test_the_canary_of_another_run_of_the_commit_counts(cli: Cli, write: Any, make: Callable[..., Record]) -> None:
     def of(run: str, ms: float, **cell: Any) -> Record:
         return make(0, run=run, dtype="bf16", latency={"timing": "gpu", "bursts_ms": [[ms]]}, **cell)

@@ -117,7 +117,7 @@ def test_a_night_leaves_everything_and_the_next_is_judged_by_it(
     assert code == 0, output
     assert "GATE not judged: nothing to compare with yet. 1 new" in output
     written = sorted(path.name for path in (tmp_path / "artifacts").iterdir())
-    assert written == ["comment.md", "gate.sarif", "gate.xml", "summary.md", "verdict.json"]
+    assert written == ["comment.md", "gate.xml", "summary.md", "verdict.json"]
     assert "<html" in (tmp_path / "report.html").read_text()
     (arguments,) = tritonbench.commands
     assert arguments[arguments.index("--plan") + 1] == str(tmp_path / "groupbench.toml")

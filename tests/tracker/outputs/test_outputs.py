@@ -18,13 +18,13 @@ from click.testing import Result as CliResult
 from hypothesis import given
 from hypothesis import strategies as st
 
-from groupbench.tracker.facts.record import Environment, Kernel
+from groupbench.tracker.facts.record import Environment
 from groupbench.tracker.facts.verdicts import Verdict
 from groupbench.tracker.judge.headline import summary as first_line
 from groupbench.tracker.judge.incident_rows import IncidentRow, MemberRow, StateChange
 from groupbench.tracker.judge.verdicts import Effect, Gate, Judged, Span, exit_code
-from groupbench.tracker.outputs import FORMATS, comment, http, junit, sarif, source, summary, webhook
-from groupbench.tracker.outputs.escape import code, shown, size, slack, words
+from groupbench.tracker.outputs import FORMATS, comment, http, junit, summary
+from groupbench.tracker.outputs.escape import code, shown, size, words
 from groupbench.tracker.outputs.result import CiLocation, GateResult, ci_place
 from groupbench.tracker.outputs.verdict import render as render_json
 from groupbench.tracker.query.rows import EnvironmentRow, PointRow, RunRow, SeriesRow
@@ -156,9 +156,7 @@ def test_any_verdict_is_well_formed_markdown_within_the_limits(result: GateResul
 @given(results())
 def test_any_verdict_is_well_formed_for_programs(result: GateResult) -> None:
     check_junit(junit.render(result), result)
-    check_sarif(json.loads(sarif.render(result)), result)
     assert json.loads(render_json(result))["exit_code"] == result.gate.exit_code
-    check_slack(webhook.payload(result))
 
 
 def check_junit(text: str, result: GateResult) -> ElementTree.Element:
@@ -188,37 +186,6 @@ def check_junit(text: str, result: GateResult) -> ElementTree.Element:
     red = int(top.get("failures", "")) + int(top.get("errors", ""))
     assert (red > 0) == (result.gate.exit_code != 0)
     return top
-
-
-def check_sarif(log: dict[str, Any], result: GateResult) -> None:
-    assert set(log) == {"$schema", "version", "runs"}
-    (run,) = log["runs"]
-    worse = [row for row in result.gate.rows if row.verdict in ("regressed", "wrong")]
-    assert len(run["results"]) == len(worse)
-    rules = [rule["id"] for rule in run["tool"]["driver"]["rules"]]
-    for one in run["results"]:
-        assert rules[one["ruleIndex"]] == one["ruleId"]
-        assert one["level"] in ("note", "error")
-        place = one["locations"][0]["physicalLocation"]
-        assert re.fullmatch(r"[\w.%/~-]+", place["artifactLocation"]["uri"])
-        assert place["region"]["startLine"] >= 1
-        assert not re.search(r"\]\(|\{\d", one["message"]["text"])
-        assert not re.search(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]", one["message"]["text"])
-    prints = [one["partialFingerprints"]["groupbench/v1"] for one in run["results"]]
-    assert len(set(prints)) == len(prints)
-
-
-def check_slack(message: dict[str, Any]) -> None:
-    assert set(message) == {"text", "blocks"}
-    json.dumps(message).encode()
-    assert 1 <= len(message["text"]) <= 4000
-    assert 1 <= len(message["blocks"]) <= 50
-    for block in message["blocks"]:
-        text = block["elements"][0]["text"] if block["type"] == "context" else block["text"]["text"]
-        assert 1 <= len(text.encode("utf-16-le")) // 2 <= (150 if block["type"] == "header" else 3000)
-        if block["type"] != "header":
-            bare = re.sub(r"<https://example\.org/o/r/commit/\w+\|\w+>", "", text)
-            assert not re.search(r"[<>]|&(?!amp;|lt;|gt;)", bare)
 
 
 @given(TEXTS)
@@ -252,7 +219,6 @@ def test_a_cut_text_has_no_half_command() -> None:
 def test_nothing_is_read_as_markup_in_a_subject() -> None:
     tags = check_markdown(comment.render(result_of([judged(1, "regressed", EVIL)], text=EVIL)), result_of([]), 65_535)
     assert "script" not in tags.seen
-    assert slack("<!channel> & `x`") == "&lt;!channel&gt; &amp; `x`"
 
 
 # ---- limits
@@ -286,11 +252,6 @@ def test_a_summary_of_8000_series_fits_and_says_what_was_cut(tmp_path: Path) -> 
     assert "lines were left out" in path.read_text()
     with pytest.raises(Exception, match="no room"):
         summary.append(result, path)
-
-
-def test_a_message_of_5000_regressions_and_one_that_grows_when_it_is_escaped_fit() -> None:
-    check_slack(webhook.payload(many(5000)))
-    check_slack(webhook.payload(result_of([judged(pk, "incomparable", "&" * 3000) for pk in range(2)])))
 
 
 def test_a_comment_of_any_length_is_cut_at_a_line(tmp_path: Path) -> None:
@@ -350,8 +311,6 @@ def test_a_known_regression_and_a_canary_are_skipped_in_junit() -> None:
     canary = replace(canary, series=replace(canary.series, operator="canary"))
     top = check_junit(junit.render(result_of([row, canary])), result_of([row, canary]))
     assert [case[0].tag for case in top.iter("testcase") if len(case)] == ["skipped", "skipped"]
-    shown = sarif.sarif(result_of([row]))["runs"][0]["results"][0]
-    assert (shown["level"], shown["suppressions"][0]["status"]) == ("note", "accepted")
 
 
 def test_two_changes_of_a_series_are_two_cases_of_two_names() -> None:
@@ -377,19 +336,6 @@ def test_nothing_measured_is_an_error_of_the_gate_itself() -> None:
     assert [case.get("name") for case in top.iter("testcase") if case.find("error") is not None] == ["gate"]
 
 
-def test_fingerprints_stay_and_tell_series_and_metrics_apart() -> None:
-    one, other = series_row(1), series_row(2)
-    assert sarif.fingerprint(one, "latency") == sarif.fingerprint(replace(one, pk=9), "latency")
-    assert len({sarif.fingerprint(s, what) for s in (one, other) for what in ("latency", "accuracy")}) == 4
-
-
-def test_only_a_change_is_news() -> None:
-    assert not result_of([judged(1, "ok"), judged(2, "new")]).changed
-    assert result_of([judged(1, "improved")]).changed
-    assert result_of([judged(1, "missing")]).changed
-    assert result_of([judged(1, "ok")], moved=True).changed
-
-
 def test_place_is_what_ci_says() -> None:
     github = {"GITHUB_SERVER_URL": "https://github.com", "GITHUB_REPOSITORY": "o/r", "GITHUB_RUN_ID": "5"}
     assert ci_place(github) == CiLocation("https://github.com/o/r", "https://github.com/o/r/actions/runs/5")
@@ -400,73 +346,31 @@ def test_place_is_what_ci_says() -> None:
     assert ci_place({}) == CiLocation()
 
 
-# ---- the places of kernels
-
-
-@pytest.fixture
-def tree(tmp_path: Path) -> Path:
-    files = {
-        "kernels/flat.py": "import triton\n\n\n@triton.jit\ndef _flat_kernel(\n    a,\n):\n    pass\n",
-        "kernels/also.py": "@triton.jit\ndef _flat_kernel(a):\n    pass\n",
-        "kernels/another.py": "def _flat_kernel(a):\n    pass\n",
-        "tests/test_flat.py": "@triton.jit\ndef _flat_kernel(a):\n    pass\n",
-        "kernels/jagged.py": "@helion.kernel(\n    static_shapes=False,\n)\ndef jagged(x):\n    pass\n",
-        "operators/grouped_gemm.py": (
-            'B = (\n    Backend(\n        "torch_loop",\n    ),\n    Backend("triton_flat"),\n)\n# kernels.flat\n'
-        ),
-        "operators/a_other.py": 'B = Backend("torch_loop")\n',
-        "README.md": "",
-    }
-    for name, text in files.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(text)
-    return tmp_path
-
-
-@pytest.mark.parametrize(
-    ("name", "kernels", "path", "line", "found_by"),
-    [
-        ("triton_flat", ["_flat_kernel"], "kernels/flat.py", 5, "kernel"),
-        ("helion", ["_helion_jagged"], "kernels/jagged.py", 4, "kernel"),
-        ("torch_loop", ["cutlass_80_tensorop"], "operators/grouped_gemm.py", 3, "backend"),
-        ("torch_loop", [], "operators/grouped_gemm.py", 3, "backend"),
-        ("nowhere", [], "README.md", 1, "nothing"),
-    ],
-    ids=["triton", "helion", "cutlass", "no-kernels", "unknown"],
-)
-def test_a_kernel_is_found(tree: Path, name: str, kernels: list[str], path: str, line: int, found_by: str) -> None:
-    series = series_row(1, name)
-    place = source.find(tree, [series], {1: tuple(Kernel(name=kernel) for kernel in kernels)})[1]
-    assert (place.path, place.line, place.found_by) == (path, line, found_by)
-
-
 # ---- the command
 
 
 @pytest.fixture
 def slower(stored: Any, make: Any, two_nights_are_certain: None, monkeypatch: Any, tmp_path: Path) -> Path:
-    for name in ("GITHUB_STEP_SUMMARY", "GROUPBENCH_WEBHOOK", "GITHUB_REPOSITORY", "CI_PROJECT_URL"):
+    for name in ("GITHUB_STEP_SUMMARY", "GITHUB_REPOSITORY", "CI_PROJECT_URL"):
         monkeypatch.delenv(name, raising=False)
     facts = {"subject": EVIL, "author": "A. N. Other"}
-    kernels = ({"name": "_flat_kernel", "hash": "k"},)
-    stored([*[make(n) for n in range(6)], *[make(n, ms=1.05, commit_facts=facts, kernels=kernels) for n in (6, 7)]])
+    stored([*[make(n) for n in range(6)], *[make(n, ms=1.05, commit_facts=facts) for n in (6, 7)]])
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
-FILES = {"summary": "s.md", "comment": "c.md", "junit": "j.xml", "sarif": "s.sarif", "json": "v.json"}
+FILES = {"summary": "s.md", "comment": "c.md", "junit": "j.xml", "json": "v.json"}
 
 
 def test_the_help_lists_every_format(cli: Cli) -> None:
     text = " ".join(cli("gate", "--help").stdout.split())
-    named = text.partition("may be repeated: ")[2].partition(". --always")[0]
+    named = text.partition("may be repeated: ")[2].partition(". --format")[0]
     assert re.sub(r"\[?=\w+\]?", "", named).replace(". ", "") == ", ".join(FORMATS)
     assert "summary[=FILE], comment=FILE, junit=FILE" in named, "a file is named where one is needed"
 
 
 def test_all_at_once(cli: Cli, slower: Path) -> None:
-    assert {*FILES, "webhook"} == set(FORMATS)
-    (slower / "k.py").write_text("\n@triton.jit\ndef _flat_kernel(a):\n    pass\n")
+    assert set(FILES) == set(FORMATS)
     options = [text for form, name in FILES.items() for text in ("-o", f"{form}={name}")]
     result = cli("gate", "--update", *options)
     assert result.exit_code == 1
@@ -476,9 +380,6 @@ def test_all_at_once(cli: Cli, slower: Path) -> None:
     assert ElementTree.parse(slower / "j.xml").getroot().get("failures") == "1"
     verdict = json.loads((slower / "v.json").read_text())
     assert verdict == json.loads(cli("gate", "--format=json").stdout) | {"series": verdict["series"]}
-    (shown,) = json.loads((slower / "s.sarif").read_text())["runs"][0]["results"]
-    place = shown["locations"][0]["physicalLocation"]
-    assert (place["artifactLocation"]["uri"], place["region"]["startLine"]) == ("k.py", 3)
 
 
 def test_the_step_summary_is_added_to(cli: Cli, slower: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -507,11 +408,9 @@ def test_what_cannot_be_written_is_2_after_all_else(cli: Cli, slower: Path, monk
         (("junit",), "junit: needs a file, junit=FILE"),
         (("junit=-",), "stdout already carries the verdict"),
         (("summary",), "GITHUB_STEP_SUMMARY"),
-        (("webhook",), "GROUPBENCH_WEBHOOK"),
-        (("webhook=ftp://x",), "https://"),
-        (("junit=x", "sarif=./x"), "two outputs name the same file"),
+        (("junit=x", "json=./x"), "two outputs name the same file"),
     ],
-    ids=["unknown", "no-file", "stdout", "summary", "webhook", "ftp", "twice"],
+    ids=["unknown", "no-file", "stdout", "summary", "twice"],
 )
 def test_usage_is_checked_before_anything_is_judged(
     cli: Cli, slower: Path, targets: tuple[str, ...], message: str

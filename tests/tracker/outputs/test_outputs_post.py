@@ -1,4 +1,4 @@
-"""`groupbench post` and the webhook, against a server here: in place, with patience, and without the secret."""
+"""`groupbench post`, against a server here: in place, with patience, and without the secret."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ HIDDEN = "services/T0/B0/hush"
 VARIABLES = (
     *("GITHUB_TOKEN", "GH_TOKEN", "GITHUB_API_URL", "GITHUB_REPOSITORY", "GITHUB_REF", "GITHUB_EVENT_PATH"),
     *("GITLAB_CI", "GITLAB_TOKEN", "CI_API_V4_URL", "CI_PROJECT_ID", "CI_PROJECT_PATH", "CI_MERGE_REQUEST_IID"),
-    *("GITHUB_STEP_SUMMARY", "GROUPBENCH_WEBHOOK", "GITHUB_SERVER_URL", "CI_PROJECT_URL"),
+    *("GITHUB_STEP_SUMMARY", "GITHUB_SERVER_URL", "CI_PROJECT_URL"),
 )
 
 
@@ -332,39 +332,6 @@ def test_a_file_without_a_comment(cli: Cli, forge: Forge, tmp_path: Path, text: 
     assert message in refused(cli, "post", tmp_path / "x.md")
 
 
-# ---- the webhook
-
-
-@pytest.fixture
-def night(stored: Any, make: Any, two_nights_are_certain: None, forge: Forge, monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.setenv("GROUPBENCH_WEBHOOK", f"{forge.url}/{HIDDEN}")
-    stored([make(n) for n in range(6)])
-    return lambda: stored([make(n, ms=1.05) for n in (6, 7)])
-
-
-def test_only_a_change_is_sent_unless_always(cli: Cli, forge: Forge, night: Any) -> None:
-    assert cli("gate", "-o", "webhook").exit_code == 0
-    assert forge.requests == []
-    assert cli("gate", "-o", "webhook", "--always").exit_code == 0
-    assert len(forge.requests) == 1
-    night()
-    assert cli("gate", "-o", "webhook").exit_code == 1
-    assert forge.requests[1] == f"POST /{HIDDEN}"
-    assert forge.received[1]["text"].startswith("GATE regression: 1 series regressed")
-    assert forge.received[1]["blocks"][0]["type"] == "header"
-    assert forge.tokens == {None}
-
-
-def test_a_webhook_that_refuses_is_2_and_its_url_stays_secret(cli: Cli, forge: Forge, night: Any) -> None:
-    night()
-    forge.plan["POST"] = [(404, {}, "no_service", False)]
-    result = cli("gate", "-o", "webhook")
-    assert result.exit_code == 2
-    assert result.stdout.startswith("GATE regression")
-    assert "webhook at 127.0.0.1: 404 no_service" in result.stderr
-    no_secret(result)
-
-
 # ---- the page
 
 
@@ -375,9 +342,16 @@ EXAMPLES = [line.removeprefix("$ ") for line in SECTION.split("\n") if line.star
 
 @pytest.mark.parametrize("example", EXAMPLES)
 def test_examples_of_the_page_run(
-    cli: Cli, forge: Forge, night: Any, page: Path, example: str, monkeypatch: pytest.MonkeyPatch
+    cli: Cli,
+    forge: Forge,
+    stored: Any,
+    make: Any,
+    two_nights_are_certain: None,
+    page: Path,
+    example: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    night()
+    stored([make(n, ms=1.05 if n >= 6 else 1.0) for n in range(8)])
     artifacts = page.with_name("artifacts")
     artifacts.mkdir()
     page.rename(artifacts / "comment.md")

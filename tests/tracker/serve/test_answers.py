@@ -23,8 +23,8 @@ from groupbench.tracker.serve.security import COOKIE, HEADERS, LOOPBACK
 from .conftest import Act, Client
 
 PAGES = (
-    *("/", "/runs", "/runs/run-007", "/series", "/series/1", "/points/1.8", "/operators", "/operators/grouped_gemm"),
-    *("/compare", "/compare?a=previous&b=latest", "/incidents", "/incidents?state=all", "/incidents/1", "/login"),
+    *("/", "/runs", "/runs/run-007", "/series", "/series/1", "/points/1.8", "/incidents"),
+    *("/incidents?state=all", "/incidents/1", "/login"),
 )
 
 
@@ -124,7 +124,7 @@ WRONG = (
 def test_wrong_parameters_are_named(nights: Any, serve: Client, every: bool) -> None:
     """By default, each wrong parameter is asked of one page, and each page has several."""
     client = serve()
-    pages = ("/", "/runs", "/runs/run-007", "/series/1", "/operators/grouped_gemm", "/compare", "/incidents")
+    pages = ("/", "/runs", "/runs/run-007", "/series/1", "/incidents")
     for search, page in itertools.product(WRONG, pages) if every else zip(WRONG, itertools.cycle(pages), strict=False):
         name = search.partition("=")[0]
         response = client.get(f"{page}?{search}")
@@ -143,7 +143,7 @@ def shared(nights: Any, serve: Client) -> TestClient:
 
 NAMES = (
     *("q", "page", "per_page", "since", "until", "branch", "commit", "plan", "operator", "backend", "dtype", "shape"),
-    *("where", "hardware", "last", "run", "baseline", "a", "b", "force", "verdict", "status", "state", "next", "v"),
+    *("where", "hardware", "last", "verdict", "status", "state", "next", "v"),
 )
 
 
@@ -157,10 +157,7 @@ VALUES = st.one_of(
 )
 
 
-ADDRESSES = (
-    *PAGES[:-1], "/runs/run", "/series/99", "/points/1.99999999999999999", "/points/x", "/incidents/0",
-    "/operators/none",
-)  # fmt: skip
+ADDRESSES = (*PAGES[:-1], "/runs/run", "/series/99", "/points/1.99999999999999999", "/points/x", "/incidents/0")
 
 
 @settings(deadline=None, suppress_health_check=list(HealthCheck))
@@ -178,7 +175,7 @@ def test_nothing_that_is_asked_breaks_it(shared: TestClient, page: str, search: 
 def test_postgresql_bears_what_sqlite_bears(nights: Any, serve: Client) -> None:
     client = serve()
     for search in ("where=M>" + "9" * 30, "q=%25_%5C", "shape=%5Ba-*%3F", "where=M!=5,Zz<1", "q=TRITON"):
-        for page in ("/series", "/runs/run-007", "/operators/grouped_gemm", "/incidents"):
+        for page in ("/series", "/runs/run-007", "/incidents"):
             assert client.get(f"{page}?{search}").status_code == 200, (page, search)
     for search in ("since=9999-12-30", "until=0001-01-02", "until=9999-12-30T23:00:00-01:00", "commit=00"):
         assert client.get(f"/runs?{search}").status_code in (200, 400), search
@@ -237,7 +234,7 @@ TRAVERSALS = (
 
 def test_no_address_becomes_a_path(nights: Any, serve: Client) -> None:
     client = serve()
-    folders = ("/static/", "/", "/runs/", "/operators/", "/points/", "/series/")
+    folders = ("/static/", "/", "/runs/", "/points/", "/series/")
     for address in (folder + name for folder in folders for name in TRAVERSALS):
         response = client.get(address)
         assert response.status_code in (400, 404), address
@@ -255,9 +252,5 @@ def test_no_word_reads_a_file_or_starts_git(
     monkeypatch.setattr(subprocess, "run", lambda *args, **_: pytest.fail(f"started {args}"))
     client = serve(token=token)
     for word in (str(secret), "secret.jsonl", "HEAD", "HEAD~1", "--help", "v1.0", __file__):
-        for params in ({"a": word, "b": "latest"}, {"a": "latest", "b": word}):
-            response = client.get("/compare", params=params)
-            assert response.status_code == 400, word
-            assert "no commit or branch" in response.text
         assert client.get("/runs", params={"commit": word}).status_code == 400
         assert act(client, action="expect", reason="r", until=word).status_code == 400

@@ -106,7 +106,7 @@ def test_the_page_lists_every_address_parameter_and_action(nights: Any, serve: C
         unlisted = ("/overview", "/login", "/logout", "/static/NAME", "/incidents/change")
         assert f"{named}`" in DOCS or named in unlisted, named
     assert "/incidents/change.json" in DOCS
-    for page in ("/runs", "/runs/run-007", "/series", "/series/1", "/operators/grouped_gemm", "/compare", "/incidents"):
+    for page in ("/runs", "/runs/run-007", "/series", "/series/1", "/incidents"):
         parameters = client.get(f"{page}.json?nothing=1").json()["error"].partition("known: ")[2].split(", ")
         assert all(re.search(rf"`[a-z ]*\b{name}\b[^`]*`", DOCS) for name in parameters), (page, parameters)
     assert all(f"`{action}`" in DOCS for action in ACTIONS)

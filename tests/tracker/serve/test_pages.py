@@ -94,9 +94,8 @@ def test_an_empty_database_says_so(opened: Any, serve: Client) -> None:
     client = serve()
     assert "has no runs yet" in client.get("/").text
     assert client.get("/series.json").json()["series"] == []
-    for page in ("/runs", "/series", "/operators", "/incidents", "/compare"):
+    for page in ("/runs", "/series", "/incidents"):
         assert client.get(page).status_code == 200
-    assert client.get("/compare?a=latest&b=previous").status_code == 400
     assert client.get("/series/1").status_code == 404
 
 
@@ -185,85 +184,6 @@ def test_an_interpreted_latency_of_another_backend_is_not_in_the_chart(stored: A
     drawn = json.loads(re.findall(r'id="figures">(.*?)</script>', client.get(f"/series/{key}").text)[0])
     other = next(trace for trace in drawn["backends"]["data"] if trace.get("name") == "other")
     assert other["y"] == [pytest.approx(2.0, rel=0.01)]
-
-
-def test_an_operator_compares_backends_below_the_roof(nights: Any, serve: Client) -> None:
-    client = serve()
-    body = client.get("/operators/grouped_gemm.json").json()
-    (speeds,) = body["speeds"]
-    (row,) = speeds["rows"]
-    assert speeds["baseline"] == "torch"
-    assert row["speedup"]["triton"] == pytest.approx(2 / 1.05, rel=0.01)
-    assert row["why"]["cutlass"].startswith("unavailable: needs")
-    assert body["roofline"]["ceilings"]["tflops"] == pytest.approx(1000, rel=0.01)
-    assert {point["backend"] for point in body["roofline"]["points"]} == {"triton", "torch"}
-    over = client.get("/operators/grouped_gemm.json?baseline=triton").json()["speeds"][0]["rows"][0]["speedup"]
-    assert over["torch"] == pytest.approx(1.05 / 2, rel=0.01)
-    html = client.get("/operators/grouped_gemm?baseline=triton").text
-    drawn = json.loads(re.findall(r'id="figures">(.*?)</script>', html)[0])
-    assert drawn["speeds-0"]["layout"]["xaxis"]["ticktext"] == ["triton", "torch", "cutlass"]
-    older = client.get("/operators/grouped_gemm.json?run=run-003").json()
-    assert older["run"]["run"] == "run-003"
-    assert client.get("/operators/grouped_gemm?baseline=x").status_code == 400
-
-
-@pytest.mark.parametrize("left_out", ["problems", "canaries"])
-def test_an_operator_also_shows_what_the_newest_run_left_out(
-    stored: Any, make: Any, serve: Client, left_out: str
-) -> None:
-    sizes = {"cell": {"dims": {"M": 64, "N": 64, "K": 64}, "flops": 10**9, "min_bytes": 10**6}}
-    matmul = {"backend": "matmul", "cell": {"dims": {"N": 4096}, "flops": 10**12, "min_bytes": 10**8}}
-    copy = {"backend": "copy", "cell": {"dims": {}, "min_bytes": 10**9}}
-    records = [make(night, 1.0, shape="N=1", **sizes) for night in range(14)]
-    if left_out == "problems":  # one of them since more runs than a page searches at first
-        records += [make(1, 1.0, shape="N=3", **sizes), make(12, 1.0, shape="N=2", **sizes)]
-    with_canaries = 13 if left_out == "problems" else 12
-    stored([*records, *(make(with_canaries, 1.0, operator="canary", **canary) for canary in (matmul, copy))])
-    body = serve().get("/operators/grouped_gemm.json").json()
-    shown = [(row["problem"], row["run"], row["older"]) for row in body["speeds"][0]["rows"]]
-    assert shown[0] == ("N=1", "run-013", False)
-    older = [("N=2", "run-012", True), ("N=3", "run-001", True)]
-    assert shown[1:] == (older if left_out == "problems" else [])
-    assert body["roofline"]["ceilings"]["run"] == f"run-{with_canaries:03d}"
-
-
-def test_comparisons_are_those_of_the_command(nights: Any, serve: Client, cli: Cli) -> None:
-    client = serve()
-    body = client.get("/compare.json?a=000&b=latest").json()
-    compared = json.loads(cli("compare", "000", "latest", "--format=json").stdout)
-    assert body["counts"] == compared["counts"]
-    assert body["geometric_mean"] == pytest.approx(compared["geometric_mean"])
-    assert body["geometric_means"] == [pytest.approx(mean) for mean in compared["geometric_means"]]
-    html = client.get("/compare?a=000&b=latest").text
-    assert "Geometric mean of B/A for each backend" in html
-    low, high = compared["series"][0]["low"], compared["series"][0]["high"]
-    assert f"{low:.3f} .. {high:.3f}" in html
-    key = lambda row: (row["operator"], row["backend"])  # noqa: E731
-    rows = [{name: value for name, value in row.items() if name != "series"} for row in body["rows"]]
-    assert sorted(rows, key=key) == sorted(compared["series"], key=key)
-    for word in ("run:run-007", "2026-01-08", "@2026-01-08", "main"):
-        matching = client.get("/compare.json", params={"a": "000", "b": word}).json()
-        assert matching["counts"] == body["counts"], word
-    only = client.get("/compare.json?a=000&b=latest&backend=triton&verdict=regressed").json()
-    assert [row["backend"] for row in only["rows"]] == ["triton"]
-
-
-def test_the_mean_is_over_the_series_that_could_be_judged(stored: Any, make: Any, serve: Client) -> None:
-    nights = [(n, {"commit": "a" * 40 if n < 3 else "b" * 40}) for n in range(6)]
-    noisy = [make(n, ms, **side) for (n, side), ms in zip(nights, (1.0, 3.0, 0.4, 0.8, 2.5, 0.3), strict=True)]
-    stored([*noisy, *(make(n, backend=name, **side) for n, side in nights for name in ("calm", "quiet"))])
-    page = serve().get("/compare?a=aaa&b=bbb").text
-    assert "too noisy to judge" in page
-    assert "Geometric mean of B/A over 2 series" in page
-
-
-def test_unlike_environments_are_compared_where_that_is_asked_for(stored: Any, make: Any, serve: Client) -> None:
-    stored([make(0), make(1, environment={"driver": "580.2"})])
-    client = serve()
-    body = client.get("/compare.json?a=previous&b=latest").json()
-    assert (body["counts"], body["differences"]) == ({"incomparable": 1}, ["driver 570.1 → 580.2"])
-    forced = client.get("/compare.json?a=previous&b=latest&force=1").json()
-    assert (forced["counts"], forced["rows"][0]["note"]) == ({"ok": 1}, "forced: driver 570.1 → 580.2")
 
 
 @pytest.mark.parametrize(("nights", "kind"), [(1, "blind"), (2, "ok")])

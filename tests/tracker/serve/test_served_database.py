@@ -19,7 +19,7 @@ from sqlalchemy import delete, func, select, text
 from starlette.testclient import TestClient
 
 from groupbench.tracker.facts.errors import QueryError, StoreError
-from groupbench.tracker.serve import comparing, database, queries, runs, site, verdict
+from groupbench.tracker.serve import database, queries, runs, site, verdict
 from groupbench.tracker.serve.answers import MOST_WAITING, Answers, Known, Working
 from groupbench.tracker.serve.app import create_app
 from groupbench.tracker.serve.database import SlowError
@@ -72,7 +72,6 @@ def test_no_statement_starts_after_the_end_of_the_time(nights: Any) -> None:
         ("/incidents", "groupbench incidents"),
         ("/runs", "groupbench list runs"),
         ("/series/1", "groupbench history"),
-        ("/operators/grouped_gemm", "groupbench report"),
     ],
 )
 def test_a_slow_request_names_the_command_that_does_it(
@@ -80,7 +79,7 @@ def test_a_slow_request_names_the_command_that_does_it(
 ) -> None:
     client = serve()
     monkeypatch.setattr(database, "LIMITS", replace(database.LIMITS, request_s=0.2))
-    for name in ("incident_counts", "find_runs", "one_series", "problem_keys"):
+    for name in ("incident_counts", "find_runs", "one_series"):
         monkeypatch.setattr(queries, name, lambda session, *_, **__: session.execute(text(ENDLESS)))
     response = client.get(f"{path}.json")
     assert (response.status_code, response.headers["Retry-After"]) == (503, "5")
@@ -244,23 +243,20 @@ def test_a_history_without_its_older_points_has_no_older_latencies(nights: Any, 
 
 def test_a_page_says_what_is_being_worked_out(nights: Any, serve: Client, monkeypatch: Any) -> None:
     go = threading.Event()
-    judge, compare = verdict.judge, comparing.side_by_side
+    judge = verdict.judge
     monkeypatch.setattr(verdict, "judge", lambda *args: (go.wait(30), judge(*args))[1])
-    monkeypatch.setattr(comparing, "side_by_side", lambda *args: (go.wait(30), compare(*args))[1])
     client = serve(patience=0)
-    page, compared = client.get("/"), client.get("/compare?a=000&b=latest")
     try:
-        for response, word in ((page, "Judging"), (compared, "Comparing")):
-            assert response.status_code == 200
-            assert word in response.text
-            assert 'http-equiv="refresh"' in response.text
-        waiting = client.get("/compare.json?a=000&b=latest")
-        assert (waiting.status_code, waiting.json()["state"]) == (202, "comparing")
+        page, waiting = client.get("/"), client.get("/overview.json")
+        assert page.status_code == 200
+        assert "Judging" in page.text
+        assert 'http-equiv="refresh"' in page.text
+        assert waiting.json()["verdict"]["state"] == "judging"
         assert waiting.headers["retry-after"]
     finally:
         go.set()
     deadline = time.monotonic() + 30
-    while "refresh" in client.get("/").text + client.get("/compare?a=000&b=latest").text:
+    while "refresh" in client.get("/").text:
         assert time.monotonic() < deadline
     assert client.get("/overview.json").json()["verdict"]["state"] == "known"
 
@@ -309,7 +305,7 @@ def test_answers_are_kept_until_something_is_stored() -> None:
     assert calls == [1]
     assert answers.ask(question, 2, work(2), patience=0) == Known(1, stale=True)
     assert isinstance(answers.ask(("verdict", "b"), 2, work(1), patience=0), Working)
-    assert answers.ask(("compare", "b"), 2, work(1)) == Known(1)  # verdicts do not delay comparisons
+    assert answers.ask(("damage", "b"), 2, work(1)) == Known(1)  # verdicts do not delay a search for damage
     for other in range(MOST_WAITING + 2):
         last = answers.ask(("verdict", other), 2, work(1), patience=0)
     assert isinstance(last, Working)

@@ -11,7 +11,6 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from alembic.script import ScriptDirectory
 from cases import Cli, rarely, refused
 from sqlalchemy import text
 
@@ -19,8 +18,8 @@ from groupbench.tracker.facts.environment import digest
 from groupbench.tracker.facts.errors import StoreError
 from groupbench.tracker.facts.record import Record, decode
 from groupbench.tracker.store import engine as stores
-from groupbench.tracker.store import migrations, points
-from groupbench.tracker.store.engine import migrate, open_store
+from groupbench.tracker.store import points
+from groupbench.tracker.store.engine import open_store
 from groupbench.tracker.store.records import stored_records
 from groupbench.tracker.store.schema import HEAD, REVISIONS, Base
 from groupbench.tracker.store.verify import verify
@@ -203,19 +202,13 @@ def test_tables_of_a_revision_that_is_not_finished_are_refused(cli: Cli, old: Pa
     assert dump(old) == before
 
 
-@pytest.mark.parametrize("revision", rarely(*REVISIONS[1:]))
-def test_every_revision_can_be_migrated_from(old: Path, revision: str) -> None:
-    engine = stores._engine(stores.URL.create("sqlite", database=str(old)), "old.db")
-    migrate(engine, revision)
-    engine.dispose()
-    with open_store(old, create=False) as store, store.read() as session:
+@pytest.mark.parametrize("revision", REVISIONS[:-1])
+def test_every_revision_gets_the_tables_of_a_new_file(tmp_path: Path, revision: str) -> None:
+    path = stored_file(tmp_path, revision)
+    with open_store(path, create=False) as store, store.read() as session:
         assert list(verify(session)) == []
-
-
-def test_a_new_file_has_the_tables_that_all_migrations_make(old: Path, tmp_path: Path) -> None:
-    open_store(old, create=False).close()
     open_store(tmp_path / "made.db", create=True).close()
-    assert layout(tmp_path / "made.db") == layout(old)
+    assert layout(tmp_path / "made.db") == layout(path)
 
 
 def layout(path: Path) -> dict[str, Any]:
@@ -267,12 +260,6 @@ def test_alerts_of_revision_0009_become_members_of_incidents(cli: Cli, tmp_path:
     with open_store(path, create=False) as store, store.read() as session:
         numbers = session.execute(text("SELECT count(*) FROM incident_event GROUP BY incident_id")).scalars().all()
         assert sorted(numbers) == [2, 3]
-
-
-def test_the_known_revisions_are_those_of_the_migrations() -> None:
-    scripts = ScriptDirectory(str(Path(migrations.__file__).parent))
-    assert scripts.get_current_head() == HEAD
-    assert tuple(script.revision for script in scripts.walk_revisions())[::-1] == REVISIONS
 
 
 def test_every_column_has_a_meaning() -> None:
