@@ -10,6 +10,7 @@ skipped benchmark.
 from __future__ import annotations
 
 import itertools
+import json
 import math
 from collections.abc import Iterator
 from functools import lru_cache
@@ -185,9 +186,7 @@ class _AsvReader(Reader):
         values = table.result if table.result is not None else [None] * number
         if len(values) != number:
             raise FormatError(f"results.{name}: {len(values)} results for {number} combinations of parameters")
-        names = [*facts.param_names, *(f"param{i + 1}" for i in range(len(facts.param_names), len(table.params)))]
-        for place, combination in enumerate(itertools.product(*table.params)):
-            shape = ",".join(f"{key}={text}" for key, text in zip(names, combination, strict=False))
+        for place, shape in enumerate(_shapes(tuple(facts.param_names), json.dumps(table.params))):
             seconds = number_of(values[place])
             if unit is not None and seconds is not None and not math.isnan(seconds):
                 yield self.measured(name, self.results.env_name, shape, seconds, unit)
@@ -204,6 +203,17 @@ class _AsvReader(Reader):
                 )
             else:
                 yield ImportedResult(cell, [_burst(name, table, place, seconds)], duration_s=duration)
+
+
+@lru_cache(maxsize=1 << 12)  # files have the same benchmarks
+def _shapes(param_names: tuple[str, ...], params: str) -> list[str]:
+    """Return the shape of each combination of parameters."""
+    lists = json.loads(params)
+    names = [*param_names, *(f"param{i + 1}" for i in range(len(param_names), len(lists)))]
+    return [
+        ",".join(f"{key}={text}" for key, text in zip(names, combination, strict=False))
+        for combination in itertools.product(*lists)
+    ]
 
 
 def _burst(name: str, table: AsvColumns, place: int, seconds: float) -> list[float]:
