@@ -1,7 +1,8 @@
-"""List what this machine can measure, as JSON on standard output: `python -m groupbench.operators.inventory`.
+"""List what this machine can measure, as JSON on standard output.
 
-`groupbench doctor` calls this module in a separate process, because the tracker does not import torch. Each package is
-imported, since incompatible versions show in no other way. A failing import is reported and does not stop the list.
+`groupbench doctor` calls this module with its plugins in another process, as the tracker does not import torch. Each
+package is imported, since incompatible versions show in no other way. A failing import is reported and does not stop
+the list.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -55,11 +57,11 @@ class Inventory(msgspec.Struct, frozen=True, omit_defaults=True):
     error: str | None = None
 
 
-def take(requested: str = "auto") -> Inventory:
-    """Inspect this machine. Opens the GPU if there is one."""
+def take(plugins: Sequence[str] = ()) -> Inventory:
+    """Inspect this machine, with the operators of plugins. Opens the GPU if there is one."""
     from groupbench.operators.measure.environment import resolve_device, tritonbench_version
 
-    device = resolve_device(requested)
+    device = resolve_device("auto")
     packages = tuple(
         Package(name, version, _import_error(name) if version else None)
         for name in PACKAGES
@@ -75,7 +77,7 @@ def take(requested: str = "auto") -> Inventory:
         if device == "cuda":
             facts |= {"gpu": torch.cuda.get_device_name(0), "capability": cuda_capability()}
     try:
-        facts["operators"] = _operators(device, facts.get("capability"))
+        facts["operators"] = _operators(device, facts.get("capability"), plugins)
     except Exception as error:
         facts["error"] = f"{type(error).__name__}: {error}"
     return Inventory(device, packages, **facts)
@@ -90,14 +92,14 @@ def _import_error(name: str) -> str | None:
     return None
 
 
-def _operators(device: str, capability: tuple[int, int] | None) -> tuple[Backends, ...]:
+def _operators(device: str, capability: tuple[int, int] | None, plugins: Sequence[str]) -> tuple[Backends, ...]:
     from groupbench.operators.measure.selection import default_dtypes
     from groupbench.operators.operator import Target
     from groupbench.operators.registry import get_operator, operator_names
 
     runnable = []
-    for name in operator_names():
-        operator = get_operator(name)
+    for name in operator_names(plugins):
+        operator = get_operator(name, plugins)
         (dtype,) = default_dtypes(operator, device)
         target = Target(device, dtype, device == "cpu", capability)
         reasons = {backend.name: _reason(backend, target) for backend in operator.backends}
@@ -125,7 +127,7 @@ def _reason(backend: Any, target: Any) -> str | None:
 def main() -> None:
     output = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # packages may print when imported
-    output.write(msgspec.json.encode(take(sys.argv[1] if len(sys.argv) > 1 else "auto")) + b"\n")
+    output.write(msgspec.json.encode(take(sys.argv[1:])) + b"\n")
     output.flush()
 
 

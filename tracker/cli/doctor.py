@@ -7,6 +7,7 @@ from dataclasses import asdict
 import click
 
 from groupbench.tracker.cli.declared import command
+from groupbench.tracker.cli.here import this_project
 from groupbench.tracker.cli.output import Column, Format, output_formats, write_json, write_table
 from groupbench.tracker.doctor.check import Check
 from groupbench.tracker.doctor.checkup import Checkup, examine
@@ -35,7 +36,7 @@ def doctor(context: click.Context, form: Format = output_formats) -> None:
 
     Exit codes: 0 something can be measured, 1 nothing can be measured, 2 usage error.
     """
-    checkup = examine(context.obj)
+    checkup = examine(context.obj, this_project(context))
     if form == "json":
         write_json(checkup.flat())
     elif form != "table":

@@ -25,7 +25,9 @@ import msgspec
 from groupbench.tracker.doctor.check import Check, unless
 from groupbench.tracker.doctor.gpu import gpus
 from groupbench.tracker.facts.environment import installed_version
+from groupbench.tracker.facts.measured_tree import with_folders
 from groupbench.tracker.facts.programs import own_program
+from groupbench.tracker.project import Project
 
 MODULE = "groupbench.operators.inventory"
 IMPORT_LIMIT_S = 300.0
@@ -70,9 +72,9 @@ class Checkup:
         return {"measures": self.measures, **asdict(self)}
 
 
-def examine(database: str) -> Checkup:
+def examine(database: str, project: Project) -> Checkup:
     """Check the machine. This takes as long as importing torch, triton and helion."""
-    inventory, trouble = take_inventory()
+    inventory, trouble = take_inventory(project)
     cards = list(gpus())
     findings = [*_software(inventory, trouble, cards), *cards, *_host(), *_storage(database)]
     operators = {entry["operator"]: tuple(entry["available"]) for entry in inventory.get("operators", ())}
@@ -80,13 +82,14 @@ def examine(database: str) -> Checkup:
     return Checkup(device, operators, (*_operators(inventory), *findings))
 
 
-def take_inventory() -> tuple[dict[str, Any], str | None]:
+def take_inventory(project: Project) -> tuple[dict[str, Any], str | None]:
     """Return (the operators' inventory of this machine, None), or ({}, the reason why there is no inventory)."""
     if importlib.util.find_spec("torch") is None:  # only looks at folders
         return {}, None
     try:
         done = subprocess.run(
-            own_program(MODULE),
+            own_program(MODULE, *project.placed_plugins()),
+            env=with_folders(project.python_path(), os.environ),
             capture_output=True,
             text=True,
             errors="replace",

@@ -17,6 +17,7 @@ from nights import Cli
 
 from groupbench.tracker.doctor import checkup, gpu
 from groupbench.tracker.doctor.check import Check
+from groupbench.tracker.project import Project
 from groupbench.tracker.store import engine
 
 Memory = namedtuple("Memory", "total")
@@ -204,7 +205,8 @@ ANSWERS = {
 def test_operators_that_do_not_answer(code: str, says: str, monkeypatch: pytest.MonkeyPatch) -> None:
     real = subprocess.run
     monkeypatch.setattr(subprocess, "run", lambda command, **options: real([sys.executable, "-c", code], **options))
-    assert checkup.take_inventory()[0] == {} and says in str(checkup.take_inventory()[1])
+    listing, trouble = checkup.take_inventory(Project())
+    assert listing == {} and says in str(trouble)
 
 
 # ---- host and storage
@@ -255,7 +257,7 @@ def test_an_old_database_is_not_migrated_by_looking(tmp_path: Path) -> None:
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[[dict[str, Any]], None]:
     def be(listing: dict[str, Any]) -> None:
-        monkeypatch.setattr(checkup, "take_inventory", lambda: (listing, None))
+        monkeypatch.setattr(checkup, "take_inventory", lambda project: (listing, None))
         monkeypatch.setitem(sys.modules, "pynvml", Pynvml([GOOD | {"PersistenceMode": 0}]))  # type: ignore[arg-type]
 
     return be
@@ -293,18 +295,36 @@ def test_where_nothing_can_be_measured(listing: dict[str, Any], cli: Cli, machin
     assert result.exit_code == 1 and result.stdout.startswith("DOCTOR nothing can be measured here")
 
 
+OURS = """
+from groupbench.operators.define import operator
+
+@operator({"smoke": ["M=4"]})
+def ours(M, dtype, device):
+    return None
+
+@ours.reference
+@ours.backend(name="mine")
+def reference(x):
+    return x
+"""
+
+
 @pytest.mark.sqlite
 def test_on_this_machine(
     cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, warm_python: tuple[str, ...]
 ) -> None:
-    """For real: the operators are asked, whatever there is here, by a Python that has imported torch already."""
+    """For real: the operators, also the project's, are asked by a Python that has imported torch already."""
     python = tmp_path / "python"
-    code = "import runpy; runpy.run_module('$3', run_name='__main__')"
-    python.write_text(f'#!/bin/sh\nexec {shlex.join(warm_python)} -c "{code}"\n')
+    code = "import runpy; runpy.run_module('$module', run_name='__main__')"
+    python.write_text(f'#!/bin/sh\nmodule=$3\nshift 3\nexec {shlex.join(warm_python)} -c "{code}" "$@"\n')
     python.chmod(0o700)
     monkeypatch.setattr(sys, "executable", str(python))
+    (tmp_path / "groupbench.toml").write_text('plugins = ["ours.py"]\n')
+    (tmp_path / "ours.py").write_text(OURS)
+    monkeypatch.chdir(tmp_path)
     result = cli("doctor", "--format=json")
     assert result.exit_code == 0, result.output
     facts = json.loads(result.stdout)
     assert "torch_loop" in facts["operators"]["grouped_gemm"]
+    assert facts["operators"]["ours"] == ["mine"]
     assert {"torch", "triton", "helion", "SQLite", "load"} <= {finding["name"] for finding in facts["findings"]}
