@@ -87,13 +87,10 @@ def take_inventory(project: Project) -> tuple[dict[str, Any], str | None]:
     if importlib.util.find_spec("torch") is None:  # only looks at folders
         return {}, None
     try:
+        command = own_program(MODULE, *project.placed_plugins())
+        environment = with_folders(project.python_path(), os.environ)
         done = subprocess.run(
-            own_program(MODULE, *project.placed_plugins()),
-            env=with_folders(project.python_path(), os.environ),
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=IMPORT_LIMIT_S,
+            command, env=environment, capture_output=True, text=True, errors="replace", timeout=IMPORT_LIMIT_S
         )
     except subprocess.TimeoutExpired:
         return {}, f"did not finish within {IMPORT_LIMIT_S:.0f} s"

@@ -253,9 +253,9 @@ def _storable(records: Iterable[Record]) -> Iterator[tuple[int, Record]]:
         known = _valid.keys() >= set(map(id, parts))
         try:
             decode(encode(msgspec.structs.replace(record, **_SMALL) if known else record))
+            problem = (None if known else unstorable_parts(record.run, record.cell)) or unstorable_result(record)
         except RecordError as error:
-            raise FormatError(f"{_place(number, record.cell)}: {error}") from error
-        problem = (None if known else unstorable_parts(record.run, record.cell)) or unstorable_result(record)
+            problem = str(error)
         if problem:
             raise FormatError(f"{_place(number, record.cell)}: {problem}")
         if not known:

@@ -19,7 +19,7 @@ from typing import Any
 
 import msgspec
 
-from groupbench.tracker.facts.record import Environment, Run
+from groupbench.tracker.facts.record import Environment, Run, Status
 from groupbench.tracker.formats.common import ImportedResult, LeftOut, Options, Read, Reader, with_unit
 from groupbench.tracker.formats.values import (
     FormatError,
@@ -35,6 +35,7 @@ TITLE = "asv results"
 
 MOST_COMBINATIONS = 1_000_000
 
+_UNMEASURED: tuple[tuple[Status, str], ...] = ("error", "failed"), ("skipped", "was skipped")
 _UNITS = {"mem": "bytes", "peakmem": "bytes"}
 """Units by the prefix of a benchmark's name, for results without `benchmarks.json`."""
 
@@ -194,15 +195,11 @@ class _AsvReader(Reader):
             cell = self.cell(name, self.results.env_name, shape if unit is None else with_unit(shape, unit))
             if unit is None and seconds is not None and facts.type == "track":
                 seconds = (milliseconds_of(seconds, facts.unit or "") or 0.0) / 1e3
-            duration = table.duration
-            if seconds is None:
-                yield ImportedResult(cell, status="error", message="asv: the benchmark failed", duration_s=duration)
-            elif math.isnan(seconds):
-                yield ImportedResult(
-                    cell, status="skipped", message="asv: the benchmark was skipped", duration_s=duration
-                )
+            if seconds is None or math.isnan(seconds):
+                status, what = _UNMEASURED[seconds is not None]
+                yield ImportedResult(cell, (), status, f"asv: the benchmark {what}", duration_s=table.duration)
             else:
-                yield ImportedResult(cell, [_burst(name, table, place, seconds)], duration_s=duration)
+                yield ImportedResult(cell, [_burst(name, table, place, seconds)], duration_s=table.duration)
 
 
 @lru_cache(maxsize=1 << 12)  # files have the same benchmarks

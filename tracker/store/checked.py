@@ -92,7 +92,7 @@ def storable(lines: Iterable[bytes], source: str, first: int = 1) -> Iterator[Nu
     number = first - 1
     try:
         for number, record in read(lines, first):
-            problem = unstorable(record)
+            problem = unstorable_parts(record.run, record.cell) or unstorable_result(record)
             if problem:
                 raise IngestError(f"{source}: line {number}: {problem}")
             yield number, record
@@ -174,11 +174,6 @@ def _stable(environment: Environment) -> tuple[Environment, str]:
     """Return an environment in its usual spelling, with its hash."""
     stable = canonical_environment(environment)
     return stable, digest(stable)
-
-
-def unstorable(record: Record) -> str | None:
-    """Return why a valid record cannot be stored, or None."""
-    return unstorable_parts(record.run, record.cell) or unstorable_result(record)
 
 
 def unstorable_result(record: Record) -> str | None:
