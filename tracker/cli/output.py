@@ -140,6 +140,9 @@ def write_with_details(columns: Sequence[Column], rows: Sequence[dict[str, Any]]
     for line, row, text in zip(lines, rows, details, strict=True):
         word = str(row[columns[0].key])
         click.echo(line.replace(word, click.style(word, fg=_COLOURS.get(word) or None), 1))
+        for column in columns:
+            if column.middle and len(row[column.key]) > _SHORTENED_FROM:  # whole, to be copied
+                click.echo(f"    {column.header} {printable(row[column.key])}")
         for part in _filled(printable(text), WIDTH - 4):
             click.echo(f"    {part}")
 

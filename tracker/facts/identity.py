@@ -49,12 +49,12 @@ def series_fields(cell: Cell, environment: Environment) -> dict[str, Any]:
 
 def series_identity(record: Record) -> str:
     """Return the hash shared by all points of a series."""
-    return _identity(*cell_fields(record.cell), hardware_class(record.environment))
+    return _identity(record.cell, hardware_class(record.environment))
 
 
 @lru_cache(maxsize=1 << 15)  # most runs have the series of the run before
-def _identity(*values: Any) -> str:
-    return identity_of(dict(zip((*OF_CELL, "hardware"), values, strict=True)))
+def _identity(cell: Cell, hardware: str) -> str:
+    return identity_of(dict(zip((*OF_CELL, "hardware"), (*cell_fields(cell), hardware), strict=True)))
 
 
 def identity_of(fields: dict[str, Any]) -> str:

@@ -169,6 +169,9 @@ class Cell(_Struct, frozen=True):
     flops: Count | None = None  # floating-point operations of the rows in use
     min_bytes: Count | None = None  # each input read once, each output written once
 
+    def __hash__(self) -> int:
+        return hash((self.operator, self.backend, self.shape, self.dtype, self.mode))
+
 
 class Telemetry(_Struct, frozen=True):
     """The state of the GPU during one burst."""

@@ -38,20 +38,25 @@ def canonical(cell: Cell, when: datetime | None = None) -> Cell:
         cell: As a file has it.
         when: The start of the run, whose date no name keeps.
     """
+    if _is_canonical(cell):
+        return cell
     names = _spelled(cell.operator, cell.backend, cell.mode, cell.dtype, cell.shape)
     if any(suspect(name) for name in (names[0], names[1], names[4])):
         names = (_settled(names[0], when), _settled(names[1], when), *names[2:4], _sizes(_settled(names[4], when)))
-    before = (cell.operator, cell.backend, cell.mode, cell.dtype, cell.shape)
-    if names == before:
-        return cell
-    changed = {name: value for name, value in zip(_NAMES, names, strict=True) if value}
-    return msgspec.structs.replace(cell, **changed)
+    changed = {name: value for name, value in zip(_NAMES, names, strict=True) if value != getattr(cell, name) and value}
+    return msgspec.structs.replace(cell, **changed) if changed else cell
 
 
 _NAMES = ("operator", "backend", "mode", "dtype", "shape")
 
 
 @lru_cache(maxsize=1 << 15)  # most runs have the cells of the run before
+def _is_canonical(cell: Cell) -> bool:
+    """Return whether a cell has its usual spelling in every run."""
+    before = (cell.operator, cell.backend, cell.mode, cell.dtype, cell.shape)
+    return _spelled(*before) == before and not any(map(suspect, (cell.operator, cell.backend, cell.shape)))
+
+
 def _spelled(operator: str, backend: str, mode: str, dtype: str, shape: str) -> tuple[str, str, str, str, str]:
     dtype = _visible(dtype)
     dtype = dtype.lower() if _WORD.fullmatch(dtype) else dtype

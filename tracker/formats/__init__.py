@@ -19,11 +19,14 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+import msgspec
+
 from groupbench.tracker.facts.errors import IngestError
-from groupbench.tracker.facts.record import Cell, Record
+from groupbench.tracker.facts.record import Cell, Commit, Environment, Record, Run
 from groupbench.tracker.formats.common import LeftOut, Merged, Noted, Options, Read
 from groupbench.tracker.formats.values import FormatError
 from groupbench.tracker.text.wording import no_such
@@ -38,6 +41,9 @@ NAMES_IN_NOTE = 3
 
 NAMED = 300
 """Most characters quoted from an unknown file."""
+
+_MOST_VALID = 1 << 17
+"""Largest number of valid parts that are kept."""
 
 HEAD_BYTES = 64 * 1024
 """Bytes at the start of a file by which its format is recognised."""
@@ -229,18 +235,33 @@ def checked(records: Iterable[Record]) -> list[Hashed]:
     return pairs
 
 
+_SMALL = {
+    "run": Run(id="-", started=datetime(2000, 1, 1, tzinfo=UTC), commit=Commit(hash="-")),
+    "environment": Environment(device="cpu"),
+    "cell": Cell(operator="-", backend="-", shape="-", dtype="-"),
+}
+_valid: dict[int, Run | Environment | Cell] = {}
+"""Parts of valid records by id(). Records share them, also those of other files: each is checked once."""
+
+
 def _storable(records: Iterable[Record]) -> Iterator[tuple[int, Record]]:
     from groupbench.tracker.facts.record import RecordError, decode, encode
-    from groupbench.tracker.store.checked import unstorable
+    from groupbench.tracker.store.checked import unstorable_parts, unstorable_result
 
     for number, record in enumerate(records, 1):
+        parts = record.run, record.environment, record.cell
+        known = _valid.keys() >= set(map(id, parts))
         try:
-            decode(encode(record))
+            decode(encode(msgspec.structs.replace(record, **_SMALL) if known else record))
+            problem = (None if known else unstorable_parts(record.run, record.cell)) or unstorable_result(record)
         except RecordError as error:
-            raise FormatError(f"{_place(number, record.cell)}: {error}") from error
-        problem = unstorable(record)
+            problem = str(error)
         if problem:
             raise FormatError(f"{_place(number, record.cell)}: {problem}")
+        if not known:
+            if len(_valid) >= _MOST_VALID:
+                _valid.clear()
+            _valid.update((id(part), part) for part in parts)
         yield number, record
 
 

@@ -10,6 +10,7 @@ skipped benchmark.
 from __future__ import annotations
 
 import itertools
+import json
 import math
 from collections.abc import Iterator
 from functools import lru_cache
@@ -18,7 +19,7 @@ from typing import Any
 
 import msgspec
 
-from groupbench.tracker.facts.record import Environment, Run
+from groupbench.tracker.facts.record import Environment, Run, Status
 from groupbench.tracker.formats.common import ImportedResult, LeftOut, Options, Read, Reader, with_unit
 from groupbench.tracker.formats.values import (
     FormatError,
@@ -34,6 +35,7 @@ TITLE = "asv results"
 
 MOST_COMBINATIONS = 1_000_000
 
+_UNMEASURED: tuple[tuple[Status, str], ...] = ("error", "failed"), ("skipped", "was skipped")
 _UNITS = {"mem": "bytes", "peakmem": "bytes"}
 """Units by the prefix of a benchmark's name, for results without `benchmarks.json`."""
 
@@ -185,9 +187,7 @@ class _AsvReader(Reader):
         values = table.result if table.result is not None else [None] * number
         if len(values) != number:
             raise FormatError(f"results.{name}: {len(values)} results for {number} combinations of parameters")
-        names = [*facts.param_names, *(f"param{i + 1}" for i in range(len(facts.param_names), len(table.params)))]
-        for place, combination in enumerate(itertools.product(*table.params)):
-            shape = ",".join(f"{key}={text}" for key, text in zip(names, combination, strict=False))
+        for place, shape in enumerate(_shapes(tuple(facts.param_names), json.dumps(table.params))):
             seconds = number_of(values[place])
             if unit is not None and seconds is not None and not math.isnan(seconds):
                 yield self.measured(name, self.results.env_name, shape, seconds, unit)
@@ -195,15 +195,22 @@ class _AsvReader(Reader):
             cell = self.cell(name, self.results.env_name, shape if unit is None else with_unit(shape, unit))
             if unit is None and seconds is not None and facts.type == "track":
                 seconds = (milliseconds_of(seconds, facts.unit or "") or 0.0) / 1e3
-            duration = table.duration
-            if seconds is None:
-                yield ImportedResult(cell, status="error", message="asv: the benchmark failed", duration_s=duration)
-            elif math.isnan(seconds):
-                yield ImportedResult(
-                    cell, status="skipped", message="asv: the benchmark was skipped", duration_s=duration
-                )
+            if seconds is None or math.isnan(seconds):
+                status, what = _UNMEASURED[seconds is not None]
+                yield ImportedResult(cell, (), status, f"asv: the benchmark {what}", duration_s=table.duration)
             else:
-                yield ImportedResult(cell, [_burst(name, table, place, seconds)], duration_s=duration)
+                yield ImportedResult(cell, [_burst(name, table, place, seconds)], duration_s=table.duration)
+
+
+@lru_cache(maxsize=1 << 12)  # files have the same benchmarks
+def _shapes(param_names: tuple[str, ...], params: str) -> list[str]:
+    """Return the shape of each combination of parameters."""
+    lists = json.loads(params)
+    names = [*param_names, *(f"param{i + 1}" for i in range(len(param_names), len(lists)))]
+    return [
+        ",".join(f"{key}={text}" for key, text in zip(names, combination, strict=False))
+        for combination in itertools.product(*lists)
+    ]
 
 
 def _burst(name: str, table: AsvColumns, place: int, seconds: float) -> list[float]:

@@ -207,18 +207,19 @@ class Reader(ABC):
     ) -> Cell:
         """Return a cell with the file's names, or those of the options if they name something else."""
         options, shape = self.options, shape or "-"
-        numbers = {name: value for name, value in (facts or {}).items() if value is not None}
-        return Cell(
-            operator=_first(options.operator, operator, "-"),
-            backend=_first(options.backend, backend, "-"),
-            shape=shape,
-            dtype=_first(options.dtype, dtype, self.dtype),
-            mode=_first(options.mode, mode, "fwd"),
-            host=host or self.name,
-            protocol=protocol or self.name,
-            dims=dims_of(shape) | dict(dims or {}),
-            **numbers,
+        cell = _cell(
+            options.operator or operator or "-",
+            options.backend or backend or "-",
+            shape,
+            options.dtype or dtype or self.dtype,
+            options.mode or mode or "fwd",
+            host or self.name,
+            protocol or self.name,
         )
+        numbers = {name: value for name, value in (facts or {}).items() if value is not None}
+        if not dims and not numbers:
+            return cell
+        return msgspec.structs.replace(cell, dims={**cell.dims, **(dims or {})}, **numbers)
 
     def measured(
         self, operator: str, backend: str, shape: str, value: float | None, unit: str, better: Better = "neither"
@@ -379,9 +380,12 @@ def _all_of(run: Callable[[], Run], environment: Callable[[], Environment]) -> t
     return run(), environment()
 
 
-def _first(*names: str | None) -> str:
-    """Return the first name that is given. The last one always is."""
-    return next(filter(None, names), "")
+@lru_cache(maxsize=1 << 15)  # files have the same cells, and what follows from a cell is computed once
+def _cell(operator: str, backend: str, shape: str, dtype: str, mode: str, host: str, protocol: str) -> Cell:
+    return Cell(
+        operator=operator, backend=backend, shape=shape, dtype=dtype, mode=mode, host=host, protocol=protocol,
+        dims=dims_of(shape),
+    )  # fmt: skip
 
 
 def read_runs(readers: Iterable[Reader]) -> Iterator[Read]:

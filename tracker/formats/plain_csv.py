@@ -26,6 +26,7 @@ from groupbench.tracker.formats.values import (
     number_of,
     read_bytes,
     status_of,
+    without_message,
 )
 
 TITLE = "plain CSV"
@@ -194,7 +195,7 @@ def _result(group: _Lines, scale: float) -> ImportedResult:
             else:
                 bursts.append([ms * scale])
         if status == "ok" != row_status:
-            status, reason = row_status, message or f"it was {row_status}"
+            status, reason = row_status, message or without_message(row_status)
     accuracy = _accuracy(group.lines)
     metrics = _metrics(group.lines[0].row, group.lines[0].number)
     return ImportedResult(group.cell, bursts, status, reason, accuracy, metrics=metrics)  # type: ignore[arg-type]

@@ -33,6 +33,7 @@ from groupbench.tracker.formats.values import (
     load_json,
     number_of,
     read_bytes,
+    without_message,
 )
 
 TITLE = "oss_ci_benchmark_v3"
@@ -341,7 +342,7 @@ class _V3Metrics:
     def _add_pass(self, metric: V3Metric, value: float | None) -> None:
         status = metric.extra_info.get("status")
         if value == 0 and status in FAILED:
-            self.failed = (status, str(metric.extra_info.get("message") or f"it was {status}"))
+            self.failed = (status, str(metric.extra_info.get("message") or without_message(status)))
 
     def _add_latency(self, where: str, metric: V3Metric, values: list[float | None]) -> None:
         match = _LATENCY.fullmatch(metric.name.strip())

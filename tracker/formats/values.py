@@ -192,6 +192,11 @@ def status_of(text: str) -> tuple[Status, str]:
     return "error", message
 
 
+def without_message(status: str) -> str:
+    """Return the message of a result whose file has only its status."""
+    return f"the file has the status {status!r} without a reason"
+
+
 _SIZE = re.compile(r"\s*([A-Za-z_]\w*)\s*[=:]\s*(-?\d{1,18})\s*", re.ASCII)
 
 

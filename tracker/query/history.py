@@ -54,6 +54,8 @@ def history(
     series = {row.pk: row for row in find_series(session, where)}
     over = _baseline_series(session, baseline, series.values()) if baseline is not None else {}
     chosen = _choice(session, where)
+    if not any(chosen(run_row(row)) for row in session.execute(run_select())):
+        series = {}  # no point has to be read
     points = _points(session, series, where.branch if len(where.branch) > 1 else ())
     line = _line(session, where, all_branches, first_parents)
     along = line.along(points)

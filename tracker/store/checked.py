@@ -92,7 +92,7 @@ def storable(lines: Iterable[bytes], source: str, first: int = 1) -> Iterator[Nu
     number = first - 1
     try:
         for number, record in read(lines, first):
-            problem = unstorable(record)
+            problem = unstorable_parts(record.run, record.cell) or unstorable_result(record)
             if problem:
                 raise IngestError(f"{source}: line {number}: {problem}")
             yield number, record
@@ -176,28 +176,33 @@ def _stable(environment: Environment) -> tuple[Environment, str]:
     return stable, digest(stable)
 
 
-def unstorable(record: Record) -> str | None:
-    """Return why a valid record cannot be stored, or None."""
+def unstorable_result(record: Record) -> str | None:
+    """Return why the database cannot hold a record's result, or None."""
     try:
-        for instant in (record.run.started, record.run.commit.time):
-            if instant is not None:
-                instant.astimezone(UTC)
         if record.kernels and len(encode(record.kernels)) > LARGEST_KERNELS:
             return f"kernels take more than {LARGEST_KERNELS >> 10} KiB"
-    except OverflowError:
-        return "a time is out of range"
     except RecursionError:
         return "the record is nested too deeply"
-    if record.run.started - clock() > _AHEAD:
-        return f"run.started is {record.run.started:%Y-%m-%d %H:%M %Z}, which is in the future by this machine's clock"
     fingerprint = None if record.loaded is None else problem_of(record.loaded)
-    problem = fingerprint or _too_long(record) or _no_duration(record)
+    problem = fingerprint or _no_duration(record)
     return implausible(record) if problem is None and record.status == "ok" else problem
 
 
-def _too_long(record: Record) -> str | None:
+def unstorable_parts(run: Run, cell: Cell) -> str | None:
+    """Return why the database cannot hold the facts which a run's or a series' records share, or None."""
+    try:
+        for instant in (run.started, run.commit.time):
+            if instant is not None:
+                instant.astimezone(UTC)
+    except OverflowError:
+        return "a time is out of range"
+    if run.started - clock() > _AHEAD:
+        return f"run.started is {run.started:%Y-%m-%d %H:%M %Z}, which is in the future by this machine's clock"
+    return _too_long(run, cell)
+
+
+def _too_long(run: Run, cell: Cell) -> str | None:
     """Return which name is longer than the database indexes, or None."""
-    cell, run = record.cell, record.run
     for name, text in (
         ("cell.operator", cell.operator),
         ("cell.backend", cell.backend),

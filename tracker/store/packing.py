@@ -66,7 +66,7 @@ def pack_samples(points: Sequence[Bursts]) -> list[bytes]:
     packed = [b""] * len(points)
     for places in _alike(tuple(map(len, bursts)) for bursts in points):
         head = _head([len(burst) for burst in points[places[0]]])
-        samples = np.array([flatten(points[place]) for place in places])
+        samples = np.array([[ms for burst in points[place] for ms in burst] for place in places], dtype="<f4")
         for place, ways in zip(places, _packed_each_way(samples, head), strict=True):
             packed[place] = min(ways, key=len)
     return packed

@@ -33,6 +33,8 @@ AMOUNTS = ("dims", "flops", "min_bytes")
 
 _encoder = msgspec.json.Encoder(order="deterministic")
 _NO_LATENCY: dict[str, Any] = dict.fromkeys(LATENCY_COLUMNS)
+_NO_VALUES = Accuracy()
+_NO_ACCURACY: dict[str, Any] = dict.fromkeys(ACCURACY_FIELDS)
 
 
 def point_values(
@@ -65,28 +67,27 @@ def plain_values(
     series: str,  # its identity
 ) -> dict[str, Any]:
     """Return a point's columns without keys and packed ones."""
-    accuracy = record.accuracy or Accuracy()
+    accuracy = record.accuracy
     flat = None if record.latency is None else flatten(record.latency.bursts_ms)
     return {
         "content": _content(record, environment, series, flat),
         "status": record.status,
         "message": record.message,
         "baseline": record.baseline,
-        "rms": accuracy.rms,
-        "max_abs": accuracy.max_abs,
-        "worst_block_rms": accuracy.worst_block_rms,
-        "mismatch": accuracy.mismatch,
-        "unwritten": accuracy.unwritten,
-        "repeatable": accuracy.repeatable,
-        "first_bad": None if accuracy.first_bad is None else list(accuracy.first_bad),
+        **(_NO_ACCURACY if accuracy is None else _accuracy_values(accuracy)),
         "duration_s": record.duration_s,
-        "metrics": _metrics(record) or None,
+        "metrics": _metrics(record) if record.metrics else None,
         **(_NO_LATENCY if record.latency is None or flat is None else _latency_values(record.latency, flat)),
     }
 
 
+def _accuracy_values(accuracy: Accuracy) -> dict[str, Any]:
+    values = {name: getattr(accuracy, name) for name in ACCURACY_FIELDS}
+    return values | {"first_bad": None if accuracy.first_bad is None else list(accuracy.first_bad)}
+
+
 def amounts_of(cell: Cell) -> dict[str, Any]:
-    return {name: getattr(cell, name) for name in AMOUNTS}
+    return {"dims": cell.dims, "flops": cell.flops, "min_bytes": cell.min_bytes}
 
 
 def earlier_content(record: Record, environment: str, series: str) -> int:
@@ -155,10 +156,10 @@ def _content(record: Record, environment: str, series: str, flat: NDArray[np.flo
         covered.append(_metrics(record))
     if record.loaded is not None:
         covered.append([record.loaded.code, record.loaded.packages])
-    amounts = list(amounts_of(record.cell).values())
-    if any(amount not in (None, {}) for amount in amounts):
-        covered.append(amounts)
-    if accuracy == Accuracy():
+    cell = record.cell
+    if cell.dims or cell.flops is not None or cell.min_bytes is not None:
+        covered.append([cell.dims, cell.flops, cell.min_bytes])
+    if accuracy is not None and accuracy == _NO_VALUES:
         covered[5] = None
     hashed = hashlib.sha256()
     if latency is not None and flat is not None:

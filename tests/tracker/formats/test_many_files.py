@@ -11,10 +11,13 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from cases import refused
 
+from groupbench.tracker import formats
 from groupbench.tracker.formats import loading
+from groupbench.tracker.store import checked as store_checked
 from groupbench.tracker.tools import progress
 from tests.tracker.formats.test_asv import BENCHMARKS, RESULTS
 
@@ -66,6 +69,28 @@ def test_a_stored_file_is_not_read_again(cli: Any, results: Path, monkeypatch: p
     names.clear()
     cli("import", results, "--branch", "other")
     assert len(names) == 5, "with other options, the runs are others"
+
+
+def test_files_share_their_cells_which_are_checked_once(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = (loading.read(results / "i7" / f"{n:08x}-py.json", None, loading.Options()).records for n in (1, 2))
+    assert first[0].cell is second[0].cell
+    looked_at: list[Any] = []
+    monkeypatch.setattr(store_checked, "unstorable_parts", lambda run, cell: looked_at.append(cell))
+    formats.checked(first * 3)
+    assert len(looked_at) == 1
+
+
+def test_a_result_is_checked_also_if_its_cell_is_known(results: Path) -> None:
+    (record,) = loading.read(results / "i7" / "00000001-py.json", None, loading.Options()).records
+    formats.checked([record])
+    assert record.latency is not None
+    for change in (
+        {"duration_s": -1.0},
+        {"status": "error", "message": None},
+        {"latency": msgspec.structs.replace(record.latency, bursts_ms=((1e31,),))},
+    ):
+        with pytest.raises(formats.FormatError, match=r"result 2 \(bench.time_plain .* -\)"):
+            formats.checked([record, msgspec.structs.replace(record, **change)])
 
 
 @pytest.mark.parametrize("kind", ["zip", "tar", "tar.gz"])

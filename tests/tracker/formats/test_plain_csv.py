@@ -76,6 +76,8 @@ def test_the_first_row_that_failed_and_the_largest_error_count(write: Any) -> No
     assert record.latency is not None and record.latency.bursts_ms == ((1.0,), (2.0,), (3.0,))
     (record,) = read(write, "latency_ms,operator,backend\n1.5,g,a\nCUDA OOM,g,a\n")
     assert (record.status, record.latency) == ("oom", None)
+    (record,) = read(write, "latency_ms,operator,backend,status\n,g,a,oom\n")
+    assert record.message == "the file has the status 'oom' without a reason"
 
 
 def test_rows_of_one_cell_that_contradict_are_refused(write: Any) -> None:

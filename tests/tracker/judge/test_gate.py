@@ -322,6 +322,13 @@ def test_a_backfilled_change_has_the_date_of_its_commit(cli: Cli, stored: Stored
     assert "since 2025-09-10 (measured 2026-01-10), 3 results" in cli("gate").stdout
 
 
+def test_a_shape_whose_middle_is_left_out_is_whole_below(cli: Cli, stored: Stored, make: Any) -> None:
+    shape = "G=4,M_g=100|200|300|400,N=1024,K=4096"
+    stored([make(0, shape=shape, status="wrong")])
+    row, below = cli("gate").stdout.splitlines()[3:5]
+    assert "…" in row and below == f"    shape {shape}"
+
+
 def test_one_cause_is_one_incident_if_a_backfill_measured_it_last(cli: Cli, stored: Stored, make: Any) -> None:
     """The newest commit is measured second, and those before it later, the newest first."""
     for place, day in enumerate((1, 5, 4, 3, 2)):

@@ -12,6 +12,8 @@ import pytest
 from cases import Cli, refused
 from repositories import git
 
+from groupbench.tracker.query import history as queries
+
 
 def rows(cli: Cli, *args: str) -> list[dict[str, Any]]:
     result = cli("history", *args, "--format=json")
@@ -22,6 +24,16 @@ def rows(cli: Cli, *args: str) -> list[dict[str, Any]]:
 def test_by_series_then_time(cli: Cli, stored: Any, make: Any) -> None:
     stored([make(n, backend=b) for n in (2, 0, 1) for b in ("z", "a")])
     assert [(r["backend"], r["run"]) for r in rows(cli)] == [(b, f"run-00{n}") for b in ("a", "z") for n in (0, 1, 2)]
+
+
+def test_no_point_is_read_without_a_run_of_the_dates(
+    cli: Cli, stored: Any, make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stored([make(0), make(1)])
+    read: list[Any] = []
+    monkeypatch.setattr(queries, "points_where", lambda *args, **rest: read.append(args) or [])
+    assert rows(cli, "--since", "2027-01-01") == [] and read == []
+    assert rows(cli, "--since", "2026-01-02") == [] and len(read) == 1
 
 
 def test_a_row_has_the_measured_values(cli: Cli, stored: Any, make: Any) -> None:

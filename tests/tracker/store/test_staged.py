@@ -82,7 +82,7 @@ def test_an_interrupt_ends_the_processes(make: Any, tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("in_processes")
 def test_a_killed_process_is_an_error_of_one_line(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checks, "unstorable", lambda _: os._exit(1))
+    monkeypatch.setattr(checks, "unstorable_result", lambda _: os._exit(1))
     with pytest.raises(ChildProcessError, match="one of its processes was killed"):
         checked([encode(make())], "file")
 
