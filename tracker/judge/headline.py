@@ -100,9 +100,8 @@ def _advice(rows: Sequence[Judged]) -> str:
     if not open_rows:
         return ""
     command = "groupbench confirm --again" if all(row.compared for row in open_rows) else "groupbench confirm"
-    transitions = [row.transition for row in open_rows if row.transition is not None and not row.transition.machine]
-    same_code = len(transitions) == len(open_rows) and not any(each.code_changed for each in transitions)
-    return f"; run `{command}` to measure both {'toolchains' if same_code else 'commits'}"
+    sides = "toolchains" if all(row.cause == "toolchain" for row in open_rows) else "commits"
+    return f"; run `{command}` to measure both {sides}"
 
 
 def _passed(rows: Sequence[Judged], counts: Mapping[str, int]) -> str:
