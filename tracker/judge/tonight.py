@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -156,6 +157,17 @@ class Tonight:
                 return f"undone: the level accepted until {run.date} is back, which {run.state} had improved"
             newer = older
         return None
+
+    @property
+    def taken_back(self) -> str | None:
+        """Which slowdown an improvement takes back, if the oldest results before it are on the new level."""
+        newer, top = self.walked.stack[0], self.walked.top
+        slack = max(self.followed.least, 0.0 if top is None else top.deviation)
+        old = [] if newer.replaced is None else zip(newer.replaced.places, newer.replaced.values, strict=True)
+        places = [place for place, _ in itertools.takewhile(lambda each: abs(each[1] - newer.centre) <= slack, old)]
+        if not places:
+            return None
+        return f"back on the level until {self.run_at(places[-1]).date}, before {self.run_at(places[-1] + 1).state}"
 
     def alert_in(self, start: int, stop: int | None = None) -> MemberRow | None:
         """Return the newest alert whose first run is at some places."""
