@@ -128,10 +128,6 @@ def _undecided(rows: Sequence[Judged]) -> str:
     return f"history cannot tell whether {len(rows)} series got slower ({size})" + _advice(rows)
 
 
-def _short(row: Judged) -> str:
-    return f"{row.series.backend} {row.series.shape}"
-
-
 MOST = 0.95
 """Share of the latencies whose limit the first line states besides the largest."""
 
@@ -154,7 +150,7 @@ def no_change_above(rows: Sequence[Judged]) -> str:
     number = max(int(MOST * len(ordered)), 1)
     most = ordered[number - 1][0]
     rest = f"; {number:,} of {len(ordered):,} below {_percent(most)}" if most < largest / 1.2 else ""
-    return f"{text} ({_short(row)}{rest})"
+    return f"{text} ({row.series.backend} {row.series.shape}{rest})"
 
 
 def _excluded(row: Judged, reach: float) -> float:

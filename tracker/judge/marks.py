@@ -107,5 +107,5 @@ def _mark(base: int, one: Compared, counts: float) -> Mark:
     if one.verdict == DIFFERENT and abs(effect) >= counts:
         kind = "slower" if effect > 0 else "faster"
     level = math.log(one.head_ms) if one.head_ms else None
-    known = None not in (one.low, one.high) and math.isfinite(half := ((one.high or 0.0) - (one.low or 0.0)) / 2)
-    return Mark(kind, base, effect if kind != "same" else None, level, half=half if known else 0.0)
+    half = ((one.high or 0.0) - (one.low or 0.0)) / 2
+    return Mark(kind, base, effect if kind != "same" else None, level, half=half)

@@ -158,17 +158,6 @@ class Tonight:
             newer = older
         return None
 
-    @property
-    def taken_back(self) -> str | None:
-        """Which slowdown an improvement takes back, if the oldest results before it are on the new level."""
-        newer, top = self.walked.stack[0], self.walked.top
-        slack = max(self.followed.least, 0.0 if top is None else top.deviation)
-        old = [] if newer.replaced is None else zip(newer.replaced.places, newer.replaced.values, strict=True)
-        places = [place for place, _ in itertools.takewhile(lambda each: abs(each[1] - newer.centre) <= slack, old)]
-        if not places:
-            return None
-        return f"back on the level until {self.run_at(places[-1]).date}, before {self.run_at(places[-1] + 1).state}"
-
     def alert_in(self, start: int, stop: int | None = None) -> MemberRow | None:
         """Return the newest alert whose first run is at some places."""
         inside = set(self.own.run[max(start, 0) : stop].tolist())
@@ -195,6 +184,17 @@ class Tonight:
     @property
     def steps(self) -> Sequence[Level]:
         return self.walked.stack[1:]
+
+
+def taken_back(one: Tonight) -> str | None:
+    """Which slowdown an improvement takes back, if the oldest results before it are on the new level."""
+    newer, top = one.walked.stack[0], one.walked.top
+    slack = max(one.followed.least, 0.0 if top is None else top.deviation)
+    old = [] if newer.replaced is None else zip(newer.replaced.places, newer.replaced.values, strict=True)
+    places = [place for place, _ in itertools.takewhile(lambda each: abs(each[1] - newer.centre) <= slack, old)]
+    if not places:
+        return None
+    return f"back on the level until {one.run_at(places[-1]).date}, before {one.run_at(places[-1] + 1).state}"
 
 
 def same_code(one: Tonight, first: int, second: int) -> bool:

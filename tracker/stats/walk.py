@@ -25,7 +25,7 @@ OUT = 0.01
 AT_ONCE = 0.001
 """Chance at most which one night is enough for history alone, and an error is worse."""
 RARE = 0.005
-"""The same where it is the most that few results, or ranks, can show; and the odds at which a level ends."""
+"""The same with few results, or by ranks, which cannot show more; and the odds at which a level ends."""
 TO_SUSPECT = 2
 """Number of nights in a row that make a suspect."""
 NIGHTS = 3
@@ -166,8 +166,11 @@ def walk(
     walker = _Walker(least, prior, floor, len(y))
     for place, value in enumerate(y):
         here = (marks or {}).get(place, ())
-        if calm is not None and calm[place] and not here and _undisturbed(walker):
-            _add(walker, place, value)
+        if calm is not None and calm[place] and not here and len(walker.levels) == 1 and not walker.run | walker.far:
+            top, walker.lost = walker.stack[-1], None  # it is neither out nor beyond the others
+            walker.nights.append(_Night(value, results=len(top.values), level=top))
+            top.values.append(value)
+            top.places.append(place)
             continue
         error = errors[place] if errors is not None else 0.0
         walker.step(place, value, 0.0 if math.isnan(error) else error, here)
@@ -228,7 +231,7 @@ class _Walker:
         if not any(decided):
             self._by_nights(place)
         if len(self.stack) > 1 and self.stack[-1].start < place:
-            self._return(place)
+            self._return()
 
     def _seen(self, place: int, value: float, error: float) -> _Night:
         top = self.stack[-1]
@@ -387,15 +390,6 @@ class _Walker:
         error = math.hypot(mark.half, self.predicted(top).of_mean(math.inf).reach(OUT))
         self._lower(place, self._centre(top) + (mark.effect or 0.0), error)
 
-    def _may_be_on(self, level: Level, mean: float, count: float = 1, error: float = 0.0) -> bool:
-        """Return whether new results' mean, or an A/B's with its error, may be a level's. A young one is exact."""
-        reach = 0.0 if len(level.values) < NIGHTS else self.predicted(level).of_mean(count).reach(OUT)
-        return abs(mean - self._centre(level)) <= max(self.least, math.hypot(error, reach))
-
-    def _nearest(self, value: float, levels: Sequence[Level]) -> int:
-        """Return the depth of the level nearest to a value."""
-        return min(range(len(levels)), key=lambda depth: abs(value - self._centre(levels[depth])), default=-1)
-
     def _lower(self, place: int, centre: float, error: float = 0.0, count: int = 0) -> None:
         """Leave the top level for the better: for one below if results may be on it, and else for a new one.
 
@@ -406,17 +400,17 @@ class _Walker:
             count: Number of results that show it, without an A/B.
         """
         below, reference = self.stack[:-1], self._centre(self.stack[0])
-        depth = self._nearest(centre, below)
-        if below and self._may_be_on(below[depth], centre, count or math.inf, error):
+        depth = _nearest(self, centre, below)
+        if below and _may_be_on(self, below[depth], centre, count or math.inf, error):
             shown = count or abs(centre - self._centre(below[depth])) <= self.least
-            if shown or self._may_be_on(below[depth], self.nights[-1].value):
+            if shown or _may_be_on(self, below[depth], self.nights[-1].value):
                 self._end(place, depth)
                 return
         if below and centre > reference:
             self._partly(place, centre)
         else:
-            by: Kind | Literal["nights"] = "nights" if count else "faster"
-            self._begin(Level(place, known=None if count else centre, by=by, was=reference), replaces=0)
+            level = Level(place, None if count else centre, "nights" if count else "faster", reference)
+            self._begin(level, replaces=0)
 
     def _partly(self, place: int, centre: float) -> None:
         """Continue the top level nearer to the reference."""
@@ -460,27 +454,26 @@ class _Walker:
         self.stack[-1].values += values
         self.stack[-1].places += places
 
-    def _return(self, place: int) -> None:
+    def _return(self) -> None:
         """End the top level if the newest results are far more likely on one below it."""
         top = self.stack[-1]
-        depth = self._nearest(top.values[-1], self.stack[:-1])
+        depth = _nearest(self, top.values[-1], self.stack[:-1])
         below = self.stack[depth]
-        known = self._centre(top) if top.known is None else top.known  # an A/B says more than the first result
-        middle = (self._centre(below) + known) / 2
+        measured = [] if top.known is None else [top.known]
+        middle = (self._centre(below) + (measured or [self._centre(top)])[0]) / 2
         count = next((at for at, each in enumerate(reversed(top.values)) if each >= middle), len(top.values))
-        if not 0 < count < len(top.values) + (top.known is not None):
+        places, values, earlier = top.places[-count:], top.values[-count:], top.values[:-count][:FIRST]
+        levels = [*measured, *([lower_median(earlier)] if earlier else [])]  # an A/B shows more than the first result
+        if not count or not levels:
             return
-        places, values = top.places[-count:], top.values[-count:]
-        del top.places[-count:], top.values[-count:]
         mean = math.fsum(values) / count
-        chance = 1.0 if mean - self._centre(below) <= self.least else 0.0
-        if not chance and len(below.values) >= NIGHTS:  # a younger level needs an A/B
-            chance = self.predicted(below).of_mean(count).p(mean)
-        on_top = self.predicted(top).of_mean(count)
-        if max(on_top.p(mean), replace(on_top, centre=known).p(mean)) > RARE * chance:
-            top.places += places
-            top.values += values
+        # a young level needs an A/B
+        chance = 0.0 if len(below.values) < NIGHTS else self.predicted(below).of_mean(count).p(mean)
+        chance = 1.0 if mean - self._centre(below) <= self.least else chance
+        on_top = replace(self.predicted(top, count).of_mean(count), centre=min(levels))
+        if on_top.p(mean) > RARE * chance:
             return
+        del top.places[-count:], top.values[-count:]
         self._end(places[0], depth)
         top = self.stack[-1]
         top.values += values
@@ -521,6 +514,17 @@ class _Walker:
         )
 
 
+def _nearest(walker: _Walker, value: float, levels: Sequence[Level]) -> int:
+    """Return the depth of the level nearest to a value."""
+    return min(range(len(levels)), key=lambda depth: abs(value - walker._centre(levels[depth])), default=-1)
+
+
+def _may_be_on(walker: _Walker, level: Level, mean: float, count: float = 1, error: float = 0.0) -> bool:
+    """Return whether new results' mean, or an A/B's with its error, may be a level's. A young one is exact."""
+    reach = 0.0 if len(level.values) < NIGHTS else walker.predicted(level).of_mean(count).reach(OUT)
+    return abs(mean - walker._centre(level)) <= max(walker.least, math.hypot(error, reach))
+
+
 def _slower(walker: _Walker, place: int, centre: float, mark: Mark) -> Level:
     """Return the level that begins with a known slowdown."""
     effect, newest = mark.effect or 0.0, walker.stack[-1].values[-NIGHTS:]
@@ -538,20 +542,6 @@ def _without_newest(walker: _Walker, level: Level) -> Predicted | None:
     finally:
         if value is not None:
             level.values.append(value)
-
-
-def _undisturbed(walker: _Walker) -> bool:
-    """Return whether every result is on the first level, and the newest one is neither out nor beyond the others."""
-    return len(walker.levels) == 1 and not walker.run and not walker.far
-
-
-def _add(walker: _Walker, place: int, value: float) -> None:
-    """Add a result on the first level."""
-    top = walker.stack[-1]
-    walker.nights.append(_Night(value, results=len(top.values), level=top))
-    walker.lost = None
-    top.values.append(value)
-    top.places.append(place)
 
 
 def _lost(walker: _Walker, night: _Night) -> Level | None:
