@@ -248,7 +248,7 @@ class Cases:
         evidence = self._evidence(one, kind="gain", distance=change, since=since)
         row = Judged(
             one.point.series, Verdict.OK, one.point, one.metric.judged_as, span=one.span(reference.start),
-            effect=_effect(one, reference.was, change, one.walked.reference), since=since,
+            effect=_effect(one, reference.was, change, one.walked.reference), since=since, note=tonight.taken_back(one),
         )  # fmt: skip
         if one.metric is not LATENCY:
             return [self._with_cause(one, Case(evidence, row))]

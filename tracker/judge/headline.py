@@ -100,9 +100,8 @@ def _advice(rows: Sequence[Judged]) -> str:
     if not open_rows:
         return ""
     command = "groupbench confirm --again" if all(row.compared for row in open_rows) else "groupbench confirm"
-    transitions = [row.transition for row in open_rows if row.transition is not None and not row.transition.machine]
-    same_code = len(transitions) == len(open_rows) and not any(each.code_changed for each in transitions)
-    return f"; run `{command}` to measure both {'toolchains' if same_code else 'commits'}"
+    sides = "toolchains" if all(row.cause == "toolchain" for row in open_rows) else "commits"
+    return f"; run `{command}` to measure both {sides}"
 
 
 def _passed(rows: Sequence[Judged], counts: Mapping[str, int]) -> str:
@@ -129,10 +128,6 @@ def _undecided(rows: Sequence[Judged]) -> str:
     return f"history cannot tell whether {len(rows)} series got slower ({size})" + _advice(rows)
 
 
-def _short(row: Judged) -> str:
-    return f"{row.series.backend} {row.series.shape}"
-
-
 MOST = 0.95
 """Share of the latencies whose limit the first line states besides the largest."""
 
@@ -155,7 +150,7 @@ def no_change_above(rows: Sequence[Judged]) -> str:
     number = max(int(MOST * len(ordered)), 1)
     most = ordered[number - 1][0]
     rest = f"; {number:,} of {len(ordered):,} below {_percent(most)}" if most < largest / 1.2 else ""
-    return f"{text} ({_short(row)}{rest})"
+    return f"{text} ({row.series.backend} {row.series.shape}{rest})"
 
 
 def _excluded(row: Judged, reach: float) -> float:

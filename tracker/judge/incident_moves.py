@@ -26,7 +26,7 @@ from groupbench.tracker.judge.verdicts import PIN, Gate, Judged
 from groupbench.tracker.query import filters
 from groupbench.tracker.query.resolve import Lookup, commit_hash
 from groupbench.tracker.query.rows import RunRow
-from groupbench.tracker.stats.walk import SURE
+from groupbench.tracker.stats.thresholds import SURE
 from groupbench.tracker.store.chunks import chunks
 from groupbench.tracker.store.comparisons import DIFFERENT
 from groupbench.tracker.store.schema import Alert, Commit, Incident, IncidentEvent, Point, Run, Series

@@ -142,7 +142,8 @@ class LatencyFacts:
         if evidence.score is None and not evidence.nights and evidence.kind == "tonight":
             return case
         replaceable = row.transition is not None and row.transition.replaceable
-        if row.span is not None and row.span.same_code and not replaceable:
+        decided = row.cause == "toolchain" or (row.span is not None and row.span.same_code)  # about the commits
+        if decided and not replaceable:
             return case
         base = next(
             (place for place in reversed(bases) if replaceable or not tonight.same_code(one, place, head)), None

@@ -14,8 +14,8 @@ from groupbench.tracker.judge.spans import Span
 from groupbench.tracker.judge.tonight import Latencies, Together, Tonight
 from groupbench.tracker.judge.verdicts import CANARY
 from groupbench.tracker.stats.predict import MEDIAN_VARIANCE
-from groupbench.tracker.stats.thresholds import MAD_SD
-from groupbench.tracker.stats.walk import OUT, SURE
+from groupbench.tracker.stats.thresholds import MAD_SD, SURE
+from groupbench.tracker.stats.walk import OUT
 
 EXCUSES = 2.0
 """Multiple of a canary's own move that it explains in other cells."""

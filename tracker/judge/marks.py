@@ -64,6 +64,8 @@ def _of_alert(data: GateData, alert: MemberRow, runs: list[int], metric: Metric)
         return None if place is None else (place, Mark("reference", tag=alert.pk))
     level = 1.0 if metric is REPEATABLE else alert.before
     distance = None if alert.distance is None else metric.sign * alert.distance
+    if metric is LATENCY and alert.compared is not None and alert.compared.verdict == DIFFERENT:
+        distance = alert.compared.effect
     before = None if place or level is None else metric.sign * metric.log(level)
     if place is None:
         older = alert.run.pk in data.line.runs and alert.state != "fixed" and before is not None
@@ -105,4 +107,5 @@ def _mark(base: int, one: Compared, counts: float) -> Mark:
     if one.verdict == DIFFERENT and abs(effect) >= counts:
         kind = "slower" if effect > 0 else "faster"
     level = math.log(one.head_ms) if one.head_ms else None
-    return Mark(kind, base, effect if kind != "same" else None, level)
+    half = ((one.high or 0.0) - (one.low or 0.0)) / 2
+    return Mark(kind, base, effect if kind != "same" else None, level, half=half)

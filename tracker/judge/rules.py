@@ -13,10 +13,7 @@ from dataclasses import dataclass
 from groupbench.tracker.facts.verdicts import Verdict
 from groupbench.tracker.judge.evidence import OLD, Evidence
 from groupbench.tracker.stats.thresholds import BLIND
-from groupbench.tracker.stats.walk import AT_ONCE, NIGHTS, TO_SUSPECT
-
-RARE = 0.005
-"""The same where it is the most that a few results, or the ranks of results, can show."""
+from groupbench.tracker.stats.walk import AT_ONCE, NIGHTS, RARE, TO_SUSPECT
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -183,6 +184,17 @@ class Tonight:
     @property
     def steps(self) -> Sequence[Level]:
         return self.walked.stack[1:]
+
+
+def taken_back(one: Tonight) -> str | None:
+    """Which slowdown an improvement takes back, if the oldest results before it are on the new level."""
+    newer, top = one.walked.stack[0], one.walked.top
+    slack = max(one.followed.least, 0.0 if top is None else top.deviation)
+    old = [] if newer.replaced is None else zip(newer.replaced.places, newer.replaced.values, strict=True)
+    places = [place for place, _ in itertools.takewhile(lambda each: abs(each[1] - newer.centre) <= slack, old)]
+    if not places:
+        return None
+    return f"back on the level until {one.run_at(places[-1]).date}, before {one.run_at(places[-1] + 1).state}"
 
 
 def same_code(one: Tonight, first: int, second: int) -> bool:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from groupbench.tracker.stats import student
 from groupbench.tracker.stats.thresholds import MAD_SD
@@ -97,6 +97,10 @@ class Predicted:
             deviation *= math.sqrt((1 + (self.uncertain - 1) * worth) / self.uncertain)
         freedom = PRIOR_WEIGHT + MAD_WORTH * (self.freedom - PRIOR_WEIGHT)
         return max(self.p(value, error), student.tail(abs(value - self.centre) / deviation, freedom))
+
+    def of_mean(self, count: float) -> Predicted:
+        """Return the distribution of the mean of the next results; of infinitely many, that of the centre."""
+        return replace(self, deviation=self.deviation * math.sqrt((1 / count + self.uncertain - 1) / self.uncertain))
 
     def reach(self, p: float) -> float:
         """Return the distance from the centre beyond which a result has at most this chance."""

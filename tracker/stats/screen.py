@@ -13,18 +13,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from groupbench.tracker.stats.predict import (
-    AS_FAR,
-    ENOUGH,
-    FIRST,
-    LAST,
-    LEFT_OUT,
-    LEFT_OUT_FROM,
-    MEDIAN_VARIANCE,
-    PRECEDENTS,
-    PRIOR_WEIGHT,
-    Predicted,
-)  # fmt: skip
+from groupbench.tracker.stats import predict
+from groupbench.tracker.stats.predict import FIRST, LAST, LEFT_OUT, LEFT_OUT_FROM, PRIOR_WEIGHT, Predicted
 from groupbench.tracker.stats.student import quantile
 from groupbench.tracker.stats.thresholds import BLIND, MAD_SD
 from groupbench.tracker.stats.walk import NIGHTS, OUT, TO_SUSPECT, Level, Mark, Walked, walk
@@ -181,8 +171,8 @@ class Returns:
         It is a count, so whatever the noise, first nights that are rarer raise no more false alarms than their limit.
         One result alone never counts.
         """
-        number = int((self.distance >= AS_FAR * distance).sum())
-        return number / self.seen if number >= PRECEDENTS else 0.0
+        number = int((self.distance >= predict.AS_FAR * distance).sum())
+        return number / self.seen if number >= predict.PRECEDENTS else 0.0
 
 
 def came_back(stacks: Sequence[tuple[Stacked, float]]) -> Returns:
@@ -196,7 +186,7 @@ def came_back(stacks: Sequence[tuple[Stacked, float]]) -> Returns:
         y = series.y
         high, low = (extreme.accumulate(y, axis=1)[:, :-2] for extreme in (np.maximum, np.minimum))
         limit = low + np.maximum(2 * (high - low), series.least[:, None])
-        limit[:, : ENOUGH - 1] = np.maximum(limit, low + gross)[:, : ENOUGH - 1]
+        limit[:, : predict.ENOUGH - 1] = np.maximum(limit, low + gross)[:, : predict.ENOUGH - 1]
         rows, columns = np.nonzero((y[:, 1:-1] > limit) & (y[:, 2:] <= limit))
         distance.append(y[rows, columns + 1] - low[rows, columns])
         seen += limit.size
@@ -272,5 +262,5 @@ def _deviation(kept: Floats, prior: Floats, floor: Floats, first: int) -> Floats
     """Return the standard deviation of the next results, as `predict` does."""
     n = kept.shape[1]
     variance = (PRIOR_WEIGHT * prior**2 + (n - 1) * scatter(kept) ** 2) / (n + PRIOR_WEIGHT - 1)
-    deviation: Floats = np.maximum(np.sqrt(variance), floor) * np.sqrt(1 + MEDIAN_VARIANCE / first)
+    deviation: Floats = np.maximum(np.sqrt(variance), floor) * np.sqrt(1 + predict.MEDIAN_VARIANCE / first)
     return deviation

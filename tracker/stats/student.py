@@ -1,4 +1,4 @@
-"""Student's t and the normal distribution. Importing a library for these takes longer than judging a small night."""
+"""Student's t, the normal distribution and ranks. To import a library for these takes longer than judging a night."""
 
 from __future__ import annotations
 
@@ -32,6 +32,16 @@ def quantile(p: float, freedom: float = math.inf) -> float:
     while low < (middle := (low + high) / 2) < high:
         low, high = (middle, high) if tail(middle, freedom) > p else (low, middle)
     return high
+
+
+def rank_chance(n: int, k: int) -> float:
+    """Return the chance that the newest k of n + k results are beyond all others by more than the range of those.
+
+    The factor 1 / C(n + k, k) is that of their order, if nothing changed. The others are exact for exponential noise.
+    """
+    if n < 1 or k < 1:
+        return 1.0
+    return math.comb(2 * k, k) / (math.comb(n + k, k) * math.comb(n + 2 * k - 1, k))
 
 
 def _incomplete_beta(a: float, b: float, x: float) -> float:

@@ -17,6 +17,8 @@ GROSS = {"gpu": 0.05, "cpu": 0.30}
 BLIND = 1.0
 """Relative change that an `ok` must exclude: without that, a factor of two would not show."""
 
+SURE = 3.0
+"""Standard errors from a level at which results are not on it."""
 MAD_SD = 1.4826
 """Standard deviation of a normal distribution whose median absolute deviation is 1."""
 

@@ -18,19 +18,20 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from groupbench.tracker.stats.predict import ENOUGH, FIRST, LAST, LEFT_OUT, Predicted, lower_median, predict, settled
+from groupbench.tracker.stats.student import rank_chance
 
 OUT = 0.01
 """Chance of a result on a level at most which it is out."""
 AT_ONCE = 0.001
 """Chance at most which one night is enough for history alone, and an error is worse."""
+RARE = 0.005
+"""The same with few results, or by ranks, which cannot show more; and the odds at which a level ends."""
 TO_SUSPECT = 2
 """Number of nights in a row that make a suspect."""
 NIGHTS = 3
 """Number of results in a row whose level is certain without an A/B."""
 HOLDS = 14
 """Number of results for which the level that an A/B found to be the same code's remains a level to expect."""
-SURE, LONGEST = 3.0, 9
-"""Standard errors from a level at which results are not on it, and the most results that show that they are."""
 
 Kind = Literal["slower", "faster", "same", "reference", "code"]
 
@@ -47,6 +48,7 @@ class Mark:
         level: The level that an A/B measured at the same time.
         before: The level before, if no result of it is left.
         tag: Key of the alert.
+        half: Half of the effect's interval.
     """
 
     kind: Kind
@@ -55,6 +57,7 @@ class Mark:
     level: float | None = None
     before: float | None = None
     tag: int | None = None
+    half: float = 0.0
 
 
 @dataclass
@@ -163,8 +166,11 @@ def walk(
     walker = _Walker(least, prior, floor, len(y))
     for place, value in enumerate(y):
         here = (marks or {}).get(place, ())
-        if calm is not None and calm[place] and not here and _undisturbed(walker):
-            _add(walker, place, value)
+        if calm is not None and calm[place] and not here and len(walker.levels) == 1 and not walker.run | walker.far:
+            top, walker.lost = walker.stack[-1], None  # it is neither out nor beyond the others
+            walker.nights.append(_Night(value, results=len(top.values), level=top))
+            top.values.append(value)
+            top.places.append(place)
             continue
         error = errors[place] if errors is not None else 0.0
         walker.step(place, value, 0.0 if math.isnan(error) else error, here)
@@ -225,7 +231,7 @@ class _Walker:
         if not any(decided):
             self._by_nights(place)
         if len(self.stack) > 1 and self.stack[-1].start < place:
-            self._return(place)
+            self._return()
 
     def _seen(self, place: int, value: float, error: float) -> _Night:
         top = self.stack[-1]
@@ -324,7 +330,7 @@ class _Walker:
         elif self.nights[-1].out > 0:
             return False  # the results and the A/B contradict each other
         else:
-            self._faster(place, mark.effect or 0.0, belongs)
+            self._faster(place, mark, belongs)
         return True
 
     def _is_on_top(self, mark: Mark) -> bool:
@@ -374,24 +380,37 @@ class _Walker:
         self.run, self.back, self.left = 0, None, None
         return True
 
-    def _faster(self, place: int, effect: float, belongs: bool) -> None:
+    def _faster(self, place: int, mark: Mark, belongs: bool) -> None:
         top = self.stack[-1]
         if top.start == place:  # another A/B of this result has shown it
             return
         if not belongs:  # faster than the reference
             self._begin(Level(place, by="faster", was=self._centre(self.stack[0])), replaces=0)
             return
-        centre = self._centre(top) + effect
-        for depth, below in enumerate(self.stack[:-1]):
-            beyond = centre - self._centre(below)  # if faster still, by more than a result may be
-            if -self.least - self.predicted(below).deviation <= beyond <= self.least:
-                while len(self.stack) > depth + 1:
-                    self._end(place)
+        error = math.hypot(mark.half, self.predicted(top).of_mean(math.inf).reach(OUT))
+        self._lower(place, self._centre(top) + (mark.effect or 0.0), error)
+
+    def _lower(self, place: int, centre: float, error: float = 0.0, count: int = 0) -> None:
+        """Leave the top level for the better: for one below if results may be on it, and else for a new one.
+
+        Args:
+            place: Place of the first result that has left it.
+            centre: Where the results are now.
+            error: Error of an A/B's `centre`.
+            count: Number of results that show it, without an A/B.
+        """
+        below, reference = self.stack[:-1], self._centre(self.stack[0])
+        depth = _nearest(self, centre, below)
+        if below and _may_be_on(self, below[depth], centre, count or math.inf, error):
+            shown = count or abs(centre - self._centre(below[depth])) <= self.least
+            if shown or _may_be_on(self, below[depth], self.nights[-1].value):
+                self._end(place, depth)
                 return
-        if len(self.stack) > 1 and centre > self._centre(self.stack[0]):
+        if below and centre > reference:
             self._partly(place, centre)
         else:
-            self._begin(Level(place, known=centre, by="faster", was=self._centre(self.stack[0])), replaces=0)
+            level = Level(place, None if count else centre, "nights" if count else "faster", reference)
+            self._begin(level, replaces=0)
 
     def _partly(self, place: int, centre: float) -> None:
         """Continue the top level nearer to the reference."""
@@ -402,12 +421,13 @@ class _Walker:
         level = Level(old.start, known=centre, by=by, was=old.was, gradual=gradual, moved=place, tag=old.tag)
         self._begin(level, replaces=len(self.stack) - 1)
 
-    def _end(self, place: int) -> None:
-        """Go back to the level below."""
-        self.left = self.stack.pop()
+    def _end(self, place: int, depth: int | None = None) -> None:
+        """Go back to a level below, by default the next one."""
+        depth = len(self.stack) - 2 if depth is None else depth
+        self.left, below = self.stack[depth + 1], self.stack[depth]
+        again = replace(below, known=self._centre(below))
         self.run, self.far, self.back, self.same, self.inside = 0, 0, place, None, None
-        below = self.stack[-1]
-        self.stack[-1] = again = replace(below, known=self._centre(below))
+        self.stack[depth:] = [again]
         self.levels[self.levels.index(below)] = again
 
     def _by_nights(self, place: int) -> None:
@@ -429,32 +449,37 @@ class _Walker:
                 self._begin(level, replaces=len(self.stack) - 1)
             else:
                 self._begin(level)
-        elif len(self.stack) > 1 and now > self._centre(self.stack[0]) + self.least:
-            self._partly(places[0], now)
         else:
-            self._begin(Level(places[0], by="nights", was=self._centre(self.stack[0])), replaces=0)
+            self._lower(places[0], now, count=number)
         self.stack[-1].values += values
         self.stack[-1].places += places
 
-    def _return(self, place: int) -> None:
-        """End the top level if the newest results are on one below it."""
+    def _return(self) -> None:
+        """End the top level if the newest results are far more likely on one below it."""
         top = self.stack[-1]
-        for depth, below in enumerate(self.stack[:-1]):
-            predicted = self.predicted(below)
-            effect = (top.known if top.known is not None else self._centre(top)) - predicted.centre
-            sigma = predicted.deviation if len(below.values) >= NIGHTS else 0.0  # a young level needs an A/B
-            count = on_level(top.values, predicted.centre, effect, sigma, self.least)
-            if effect > 0 and 0 < count < len(top.values):
-                values, places = top.values[-count:], top.places[-count:]
-                del top.values[-count:], top.places[-count:]
-                while len(self.stack) > depth + 1:
-                    self._end(places[0])
-                self.stack[-1].values += values
-                self.stack[-1].places += places
-                top = self.stack[-1]  # its first result may be out there, for the better
-                if len(top.values) > 1 and self._centre(top) - values[-1] > self.least:
-                    self.run = -1 if self.predicted(top, 1).p(values[-1]) <= OUT else 0
-                return
+        depth = _nearest(self, top.values[-1], self.stack[:-1])
+        below = self.stack[depth]
+        measured = [] if top.known is None else [top.known]
+        middle = (self._centre(below) + (measured or [self._centre(top)])[0]) / 2
+        count = next((at for at, each in enumerate(reversed(top.values)) if each >= middle), len(top.values))
+        places, values, earlier = top.places[-count:], top.values[-count:], top.values[:-count][:FIRST]
+        levels = [*measured, *([lower_median(earlier)] if earlier else [])]  # an A/B shows more than the first result
+        if not count or not levels:
+            return
+        mean = math.fsum(values) / count
+        # a young level needs an A/B
+        chance = 0.0 if len(below.values) < NIGHTS else self.predicted(below).of_mean(count).p(mean)
+        chance = 1.0 if mean - self._centre(below) <= self.least else chance
+        on_top = replace(self.predicted(top, count).of_mean(count), centre=min(levels))
+        if on_top.p(mean) > RARE * chance:
+            return
+        del top.places[-count:], top.values[-count:]
+        self._end(places[0], depth)
+        top = self.stack[-1]
+        top.values += values
+        top.places += places  # its first result may be out there, for the better
+        if len(top.values) > 1 and self._centre(top) - values[-1] > self.least:
+            self.run = -1 if self.predicted(top, 1).p(values[-1]) <= OUT else 0
 
     # ---- tonight
 
@@ -489,6 +514,17 @@ class _Walker:
         )
 
 
+def _nearest(walker: _Walker, value: float, levels: Sequence[Level]) -> int:
+    """Return the depth of the level nearest to a value."""
+    return min(range(len(levels)), key=lambda depth: abs(value - walker._centre(levels[depth])), default=-1)
+
+
+def _may_be_on(walker: _Walker, level: Level, mean: float, count: float = 1, error: float = 0.0) -> bool:
+    """Return whether new results' mean, or an A/B's with its error, may be a level's. A young one is exact."""
+    reach = 0.0 if len(level.values) < NIGHTS else walker.predicted(level).of_mean(count).reach(OUT)
+    return abs(mean - walker._centre(level)) <= max(walker.least, math.hypot(error, reach))
+
+
 def _slower(walker: _Walker, place: int, centre: float, mark: Mark) -> Level:
     """Return the level that begins with a known slowdown."""
     effect, newest = mark.effect or 0.0, walker.stack[-1].values[-NIGHTS:]
@@ -506,20 +542,6 @@ def _without_newest(walker: _Walker, level: Level) -> Predicted | None:
     finally:
         if value is not None:
             level.values.append(value)
-
-
-def _undisturbed(walker: _Walker) -> bool:
-    """Return whether every result is on the first level, and the newest one is neither out nor beyond the others."""
-    return len(walker.levels) == 1 and not walker.run and not walker.far
-
-
-def _add(walker: _Walker, place: int, value: float) -> None:
-    """Add a result on the first level."""
-    top = walker.stack[-1]
-    walker.nights.append(_Night(value, results=len(top.values), level=top))
-    walker.lost = None
-    top.values.append(value)
-    top.places.append(place)
 
 
 def _lost(walker: _Walker, night: _Night) -> Level | None:
@@ -541,8 +563,7 @@ def _code_is_back(walker: _Walker, place: int, base: int) -> bool:
     below = walker.predicted(walker.stack[depth])
     if value - below.centre > walker.least and below.p(value) <= OUT:
         return False
-    while len(walker.stack) > depth + 1:
-        walker._end(place)
+    walker._end(place, depth)
     return True
 
 
@@ -563,37 +584,7 @@ def _may_be_off(walker: _Walker, base: int, level: float) -> bool:
     return middle >= level or about.p(middle) > OUT
 
 
-def rank_chance(n: int, k: int) -> float:
-    """Return the chance that the newest k of n + k results are beyond all others by more than the range of those.
-
-    The factor 1 / C(n + k, k) is that of their order, if nothing changed. The others are exact for exponential noise.
-    """
-    if n < 1 or k < 1:
-        return 1.0
-    return math.comb(2 * k, k) / (math.comb(n + k, k) * math.comb(n + 2 * k - 1, k))
-
-
 def _certain(values: Sequence[float], out: int) -> Sequence[float]:
     """Return the results of a level without the newest ones, which may belong to the next level."""
     kept = settled(values)
     return values[:-out] if out > len(values) - len(kept) and out < len(values) else kept
-
-
-def on_level(
-    latest: Sequence[float],  # [n] the newest last
-    before: float,  # a level
-    effect: float,  # distance of the other level
-    sigma: float | None,
-    least: float,  # smallest distance that counts
-) -> int:
-    """Return how many of the newest results show that they are on the level `before` rather than on the other one.
-
-    One result is enough if the levels are six sigma apart; otherwise enough results for their mean to be as certain,
-    up to `LONGEST`. Returns 0 if they are not on the level, or too few to tell.
-    """
-    needed = max(1, math.ceil((2 * SURE * (sigma or 0.0) / effect) ** 2)) if effect else 1
-    if not latest or needed > min(len(latest), LONGEST):
-        return 0
-    far = (math.fsum(latest[-needed:]) / needed - before) * math.copysign(1, effect)
-    slack = max(least, SURE * (sigma or 0.0) / math.sqrt(needed))
-    return needed if far <= min(slack, abs(effect) / 2) else 0

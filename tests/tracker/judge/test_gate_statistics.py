@@ -18,7 +18,6 @@ from groupbench.tracker.judge import gate
 from groupbench.tracker.judge.evidence import Evidence
 from groupbench.tracker.judge.rules import decide
 from groupbench.tracker.query.resolve import find_run
-from groupbench.tracker.stats.walk import on_level
 from groupbench.tracker.store.engine import open_store
 
 pytestmark = pytest.mark.sqlite
@@ -151,30 +150,6 @@ def test_a_night_back_on_the_level_before_is_not_a_regression(cli: Cli, stored: 
     assert (result.exit_code, "1 fixed (1)" in result.stderr) == (0, True)
     assert "back on the level before" in result.stdout
     assert cli("gate", "--update", "--run", "run-033").exit_code == 3  # another change, of which one night is known
-
-
-@pytest.mark.parametrize(
-    ("latest", "effect", "sigma", "back"),
-    [
-        ([0.1, 0.0], 0.1, 0.01, True),
-        ([0.1, 0.04], 0.1, 0.01, False),
-        ([0.0, 0.1], 0.1, 0.01, False),
-        ([0.04, 0.0], 0.04, 0.01, False),  # 2.25 results are needed
-        ([0.0, 0.0, 0.0], 0.04, 0.01, True),
-        ([0.04, 0.0, 0.0], 0.04, 0.01, True),
-        *(([0.0] * number, 0.02, 0.01, number == 9) for number in (8, 9)),
-        ([0.0] * 30, 0.02, 0.02, False),
-        ([-0.1, 0.0], -0.1, 0.01, True),
-        ([-0.1, -0.06], -0.1, 0.01, False),
-        ([0.0], 0.1, None, True),
-        ([], 0.1, 0.01, False),
-    ],
-    ids=str,
-)
-def test_how_many_results_show_that_a_level_is_back(
-    latest: list[float], effect: float, sigma: float | None, back: bool
-) -> None:
-    assert (on_level(latest, 0.0, effect, sigma, 0.003) > 0) is back
 
 
 def test_results_before_an_alert_do_not_close_it(cli: Cli, stored: Stored, make: Any) -> None:

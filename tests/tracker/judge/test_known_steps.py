@@ -252,3 +252,19 @@ def test_an_undecided_row_says_why(n: int, rule: str, make: Any, stored: Any) ->
     rows, _ = play(make, stored, [1] * n + [value], noise, "cpu", unasked=n + 1)[-1]
     assert [(row.verdict, row.rule) for row in rows] == [("undecided", rule)]
     assert rows[0].note is not None and ("too few" if rule == "too early" else "vary too much") in rows[0].note
+
+
+@pytest.mark.parametrize(("before", "known"), [([1.0, 1.002], True), ([1.5, 1.5], False)], ids=["reverted", "faster"])
+def test_an_improvement_to_an_earlier_level_takes_a_slowdown_back(
+    before: list[float], known: bool, make: Any, stored: Stored
+) -> None:
+    """A backfill measured too few commits before the slowdown for a level of their own."""
+    records = [make(at, level) for at, level in enumerate([*before, 1.5, 1.502, 1.5, 1.501, 1.0], 1)]
+    base, head = (record.run.commit.hash for record in records[-2:])
+    with open_store(stored(records), create=False) as store, store.write() as session:
+        run = find_run(session, None)
+        (row,) = judge_run(session, run).rows
+        comparisons.store(session, row.series.pk, measured(base, head, "different", math.log(1 / 1.5), 0.002))
+        (row,) = judge_run(session, run).rows
+    assert row.verdict == "improved"
+    assert (f"back on the level until 2026-01-03, before {'003' + 'c' * 7}" in (row.note or "")) is known

@@ -15,6 +15,7 @@ from groupbench.tracker.judge.pasts import Past
 from groupbench.tracker.judge.transitions import size
 
 pytestmark = pytest.mark.sqlite
+DRIVER: dict[str, Any] = {"environment": {"driver": "999.1"}}
 ONE_COMMIT = {"commit": "005" + "c" * 37}
 NEW = {"environment": {"triton": "3.8.0"}}
 
@@ -270,6 +271,21 @@ class TestAB:
         row = by_backend(cli)[1]["triton"]
         assert (row["verdict"], row["cause"], row["change"]) == (verdict, cause, pytest.approx(0.05, abs=1e-3))
         assert noted in row["note"]
+
+
+@pytest.mark.parametrize(
+    ("new", "advice"),
+    [(NEW, "run `groupbench confirm` to measure both toolchains"), (DRIVER, "unconfirmed. ")],
+    ids=str,
+)
+def test_an_ab_that_found_the_commits_alike_is_not_asked_again(
+    cli: Cli, stored: Stored, make: Any, db: Any, new: dict[str, Any], advice: str
+) -> None:
+    stored([make(night, ms=wobble(night)) for night in range(6)])
+    stored([make(6, ms=1.05, **new)])
+    assert "to measure both commits" in cli("gate").stdout
+    keep(db, measured(commit(5), commit(6), "same", 0.0, half=0.001, at=datetime(2026, 2, 1, tzinfo=UTC), pairs=12))
+    assert advice in cli("gate").stdout.splitlines()[0]
 
 
 def test_forty_nights_of_forty_tritons(cli: Cli, stored: Stored, make: Any) -> None:

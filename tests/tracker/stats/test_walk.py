@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from groupbench.tracker.stats.predict import correlation, predict, settled
 from groupbench.tracker.stats.screen import FEW, Stacked, calm_nights, came_back, screen
-from groupbench.tracker.stats.walk import NIGHTS, OUT, Mark, rank_chance, walk
+from groupbench.tracker.stats.student import rank_chance
+from groupbench.tracker.stats.walk import NIGHTS, OUT, Mark, walk
 
 CPU_MS = (0.302, 0.285, 0.293, 0.506, 0.773, 0.709, 0.625, 0.684, 0.738, 0.500, 0.715, 0.713)
 """A CPU kernel that became 2.4 times as slow at place 3, whose first night was too near to begin the level."""
@@ -36,7 +37,7 @@ def test_an_ab_with_a_commit_of_the_level_below_ends_a_slowdown() -> None:
 def test_a_slowdown_that_an_ab_finds_undone_leaves_no_improvement() -> None:
     """The A/B's effect and the centres of both levels have errors, by which the level seems to be below the first."""
     y = [*np.random.default_rng(3).normal(0, 0.002, 13), 0.026, 0.026, 0.027, 0.026, 0.001, 0.0]
-    marks = {13: [Mark("slower", 12, 0.026, tag=1)], 17: [Mark("faster", 16, -0.0305)]}
+    marks = {13: [Mark("slower", 12, 0.026, tag=1)], 17: [Mark("faster", 16, -0.0305, half=0.005)]}
     walked = walk(y, 0.003, 0.0015, marks, floor=0.0003)
     assert [level.by for level in walked.levels] == [None, "slower"] and len(walked.stack) == 1
 
@@ -70,6 +71,30 @@ def logs(*ms: float) -> list[float]:
 
 NOISY_REVERT = logs(1, 1.05, 0.97, 1.02, 1.1, 0.95, 1, 1.04, 0.98, 1.02, 1.5, 1.46, 1.55, 1.2)
 SLOWER = Mark("slower", 9, math.log(1.5), math.log(1.5))
+
+
+BETWEEN = logs(0.966, 1.056, 0.991, 0.988, 0.974, 0.998, 0.983, 1.02, 1.121, 0.997, 1.005, 1.015, 1.184, 1.053)
+
+
+@pytest.mark.parametrize("known", [[], [Mark("slower", 11, 0.113, tag=1)]])
+def test_one_result_between_two_levels_ends_none(known: list[Mark]) -> None:
+    """The A/B of +12 % is not known if only the first result, a high one, shows the level: 1.05 was seen before."""
+    assert len(walk(BETWEEN, 0.003, 0.0015, {12: known or [Mark("slower", 11, 0.169)]}, floor=0.0003).stack) == 2
+    back = [*BETWEEN[:13], 0.0, 0.01, -0.01]
+    assert len(walk(back, 0.003, 0.0015, {12: known}, floor=0.0003).stack) == 1
+
+
+@pytest.mark.parametrize(
+    ("tonight", "half", "moved"), [(1.0, 0.2, False), (1.19, 0.0, True), (1.3, 0.2, True), (1.19, 0.2, False)]
+)
+def test_a_part_remains_only_if_neither_the_ab_nor_tonight_may_be_on_the_level_below(
+    tonight: float, half: float, moved: bool
+) -> None:
+    """The A/Bs find +50 % and then -20 %, so that +20 % seem to remain."""
+    y = [*NOISY_REVERT[:13], math.log(tonight)]
+    marks = {10: [SLOWER], 13: [Mark("faster", 12, math.log(0.8), half=half)]}
+    stack = walk(y, math.log1p(0.1), 0.1, marks, floor=0.02).stack
+    assert [level.moved for level in stack[1:]] == [13] * moved
 
 
 @pytest.mark.parametrize(("factor", "kind", "starts"), [(0.7, "faster", [14]), (1.3, "slower", [0, 14])])
