@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import errno
 import faulthandler
 import gc
 import importlib
 import os
 import random
+import re
 import signal
 import sys
 import tempfile
@@ -49,6 +49,8 @@ from groupbench.tracker.facts.record import Code
 
 _now = time.perf_counter
 _libc = ctypes.CDLL(None)
+_REFUSED = re.compile("read-?only|permission denied|unable to open database", re.IGNORECASE)
+"""Found in the messages of Python, SQLite and compilers when a file cannot be changed."""
 
 
 def open_gpu() -> None:
@@ -93,9 +95,10 @@ def _failure(error: BaseException) -> Failure:
     if isinstance(error, GroupbenchError):
         return Failure("error", str(error), kind)
     traceback.print_exc()
-    refused = isinstance(error, OSError) and error.errno in (errno.EACCES, errno.EROFS)
-    advice = f"; a backend changes files only in TMPDIR, and where {SETTING} allows it" if refused else ""
-    return Failure("oom" if is_oom(error) else "error", located(error) + advice, kind)
+    text = located(error)
+    if _REFUSED.search(text):
+        text += f"; a backend changes files only in TMPDIR, and in the folders that {SETTING} names"
+    return Failure("oom" if is_oom(error) else "error", text, kind)
 
 
 def _flush() -> None:

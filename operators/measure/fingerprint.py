@@ -4,7 +4,8 @@ A file of the repository counts in either of two cases:
 
 - git tracks it, and the process read or ran it;
 - git does not track it, and the process ran it (a module, a shared object, a compiled source), outside of caches and
-  virtual environments. Version files that build tools derive from the commit do not count.
+  virtual environments. Version files that build tools derive from the commit do not count, nor do files that only the
+  process had, in a layer of its own (confine.py): code that counts has made them.
 
 So a tuned-config file counts, and scratch data, records, databases and caches do not. Without git, every file counts
 that is not in a cache or virtual environment.
@@ -75,7 +76,10 @@ class Fingerprints:
                 return True
             if not run or path.rpartition("/")[2] in VERSION_FILES:
                 return False
-        return not self._is_excluded(path.rpartition("/")[0])
+        if self._is_excluded(path.rpartition("/")[0]):
+            return False
+        assert self._root is not None
+        return (self._root / path).exists()
 
     def _is_excluded(self, folder: str) -> bool:
         """Return whether a folder is in a cache, a virtual environment or a hidden folder."""

@@ -55,9 +55,11 @@ class Folders:
         """Return the environment variables by which programs find the folders."""
         return {"TMPDIR": str(self.scratch)} | caches_in(self.caches)
 
-    def remove(self) -> None:
-        """Remove the folder for temporary files."""
+    def remove(self, killed: bool = False) -> None:
+        """Remove the folder for temporary files, and the locks of a killed process."""
         shutil.rmtree(self.scratch, ignore_errors=True)
+        if killed:
+            _unlock(self.caches)
 
 
 def new(caches: Path | None = None) -> Folders:
@@ -66,6 +68,22 @@ def new(caches: Path | None = None) -> Folders:
     folder.mkdir(0o700)
     users = map(Path, filter(None, os.environ.get(SETTING, "").split(os.pathsep)))
     return Folders(folder, caches or folder, (folder, caches or folder, *users))
+
+
+def layered() -> list[Path]:
+    """Return the folders in which programs usually keep caches, logs and tuned configs.
+
+    A process that can mount has layers there for its own changes.
+    """
+    homes = [Path.home(), Path(os.environ.get("XDG_CACHE_HOME") or "/tmp")]  # noqa: S108
+    folders = [*homes, Path(repository_root() or Path.cwd()), Path.cwd(), Path("/tmp"), Path("/var/tmp")]  # noqa: S108
+    return [folder for folder in folders if folder.resolve() != Path("/")]
+
+
+def _unlock(caches: Path) -> None:
+    """Remove the locks of torch's extensions that a killed process has left: all later ones would wait for them."""
+    for lock in (caches / "torch_extensions_dir").glob("*/lock"):
+        lock.unlink(missing_ok=True)
 
 
 def caches_in(folder: Path) -> dict[str, str]:
