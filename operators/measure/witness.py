@@ -122,10 +122,14 @@ class Timed:
     run_ms: float = 0.0
     queued_ms: float = 0.0
 
-    @property
-    def busy_ms(self) -> float:
-        """Return the time in which the thread ran, or waited for something other than a free processor."""
-        return self.wall_ms - self.queued_ms
+    def busy_ms(self, waits: float) -> float:
+        """Return the time in which the thread ran, or waited for something other than a free processor.
+
+        Args:
+            waits: How long other work lets a thread wait for each ms that it runs. A longer wait is for a process of
+                the cell, which may have ended without a trace of its processor time.
+        """
+        return self.wall_ms - min(self.queued_ms, waits * self.run_ms + self.processor_ms - self.run_ms)
 
 
 class Disturbed(Failure, frozen=True, tag=True):
@@ -149,6 +153,7 @@ class Least:
         second_rest_thread: The second least of the latter.
         rests: All of them.
         waiting: Wall-clock time of what surrounds the call.
+        waits: Longest wait of the judging process for a free processor, for each ms that it runs.
         typical: Median of the reported times of a burst.
         elsewhere: Time in which the thread worked or waited, less `Limits.waited` times the reported time.
     """
@@ -160,6 +165,7 @@ class Least:
     rest_thread: float = math.inf
     second_rest_thread: float = math.inf
     waiting: float = math.inf
+    waits: float = 0.0
     typical: float = math.inf
     elsewhere: float = math.inf
     rests: list[float] = field(default_factory=list)
@@ -183,6 +189,7 @@ class Least:
         )
         self.rests.append(paced.run_ms / calls)
         self.waiting = min(self.waiting, paced.wall_ms / calls)
+        self.waits = max(self.waits, paced.wall_ms / max(paced.run_ms, 1e-6) - 1)
 
     def take(self, timed: Timed) -> None:
         """Take the times of a burst, after those of the judging process's."""
@@ -190,7 +197,9 @@ class Least:
         self.processor = min(self.processor, timed.processor_ms / calls)
         self.thread = min(self.thread, timed.run_ms / calls)
         self.typical = min(self.typical, typical)
-        self.elsewhere = min(self.elsewhere, (timed.busy_ms - LIMITS.burst_ms) / calls - LIMITS.waited * typical)
+        self.elsewhere = min(
+            self.elsewhere, (timed.busy_ms(self.waits) - LIMITS.burst_ms) / calls - LIMITS.waited * typical
+        )
 
     def problem(self, median_ms: float, stretched: float = 1.0, noise_ms: float = 0.0) -> str | None:
         """Return why the reported times are implausible on a device with this slowdown, or None.
@@ -322,7 +331,7 @@ def _vote(timed: Timed, before: Paced, after: Paced, least: Least, median_ms: fl
 
     It is 0 if the two bursts without calls differ: a stall, or a neighbour on the same core, came between.
     """
-    calls, now_least = len(timed.burst.samples_ms), Least()
+    calls, now_least = len(timed.burst.samples_ms), Least(waits=least.waits)
     for paced in (before, after):
         now_least.take_rest(paced, calls)
     now_least.take(timed)
