@@ -26,11 +26,14 @@ HOLDERS = (
     *("builtins", "time", "os", "gc", "mmap", "random", "random.SystemRandom", "secrets", "statistics"),
     *("msgspec.msgpack", "multiprocessing.connection.Connection"),
     *("torch", "torch.Tensor", "torch.UntypedStorage", "torch.cuda", "torch.cuda.Event", "torch._C._functorch"),
-    *("torch.utils._device", "torch.utils._device.DeviceContext"),
+    *("torch.utils._device", "torch.utils._device.DeviceContext", "torch.autograd.graph", "torch._C"),
 )
 """Modules and classes whose functions are watched if those of HARNESS name them."""
-IMPLIED = ("__and__", "__getitem__", "__iter__", "__len__", "__import__", "__torch_function__", "_device_constructors")
-"""Functions called by an operator, by an import, or by torch with a default device."""
+IMPLIED = (
+    *("__and__", "__getitem__", "__iter__", "__len__", "__import__", "__torch_function__", "_device_constructors"),
+    "_increment_version",
+)
+"""Functions called by an operator, by an import, or by torch: with a default device, and for a tensor's version."""
 RENEWED = ("manual_seed",)
 """Functions replaced by torch itself when Dynamo is imported. The harness does not call them, only a namesake."""
 ATEN = (

@@ -197,9 +197,8 @@ class Least:
         self.processor = min(self.processor, timed.processor_ms / calls)
         self.thread = min(self.thread, timed.run_ms / calls)
         self.typical = min(self.typical, typical)
-        self.elsewhere = min(
-            self.elsewhere, (timed.busy_ms(self.waits) - LIMITS.burst_ms) / calls - LIMITS.waited * typical
-        )
+        busy_ms = timed.busy_ms(self.waits) - LIMITS.burst_ms
+        self.elsewhere = min(self.elsewhere, busy_ms / calls - LIMITS.waited * typical)
 
     def problem(self, median_ms: float, stretched: float = 1.0, noise_ms: float = 0.0) -> str | None:
         """Return why the reported times are implausible on a device with this slowdown, or None.
