@@ -15,12 +15,13 @@ import itertools
 import json
 import os
 import shutil
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from groupbench.operators.measure.loaded import repository_root
+from groupbench.operators.measure.loaded import library_folders, repository_root
 from groupbench.tracker.facts.measured_tree import measured_tree
 from groupbench.tracker.text.scratch import Scratch
 
@@ -71,13 +72,13 @@ def new(caches: Path | None = None) -> Folders:
 
 
 def layered() -> list[Path]:
-    """Return the folders in which programs usually keep caches, logs and tuned configs.
+    """Return the folders in which programs usually keep caches, logs and tuned configs, and those of modules.
 
     A process that can mount has layers there for its own changes.
     """
-    homes = [Path.home(), Path(os.environ.get("XDG_CACHE_HOME") or "/tmp")]  # noqa: S108
-    folders = [*homes, Path(repository_root() or Path.cwd()), Path.cwd(), Path("/tmp"), Path("/var/tmp")]  # noqa: S108
-    return [folder for folder in folders if folder.resolve() != Path("/")]
+    modules = (place for place in sys.path if not place.startswith(library_folders()))
+    usual = ("/tmp", "/var/tmp", os.environ.get("XDG_CACHE_HOME", "."), repository_root() or ".", *modules)  # noqa: S108
+    return [folder for folder in (Path.home(), Path.cwd(), *map(Path, usual)) if folder.resolve() != Path("/")]
 
 
 def _unlock(caches: Path) -> None:
