@@ -226,7 +226,8 @@ class CellHandler:
         with compiled.interpreted() as launched:
             run = backend.prepare(inputs)
             if not callable(run):
-                raise TypeError(f"prepare must return a callable, and {backend.name}'s returned {_kind(run)}")
+                kind = "nothing" if run is None else f"a {type(run).__name__}"
+                raise TypeError(f"prepare must return a callable, and {backend.name}'s returned {kind}")
             run()
         interpreted = self.job.interpreted and (backend.kind != "torch" or bool(launched))
         _synchronize(self.job.device)
@@ -318,7 +319,10 @@ class CellHandler:
             (kept, Keeper),
             (kept.kept, list),
         )
-        problem = seal.problem(self.job.device, *objects) or _misbehaved(kept)
+        # On a CPU the parent's clock sees what the rest of the seal looks for, which `restore` does once.
+        problem = seal.problem(self.job.device, *objects) if self.job.device == "cuda" else seal.exchanged(*objects)
+        if problem is None and kept.reserved:
+            problem = f"a call reserved {kept.reserved / costs.MIB:.3g} MiB of the L2 cache, which stay unflushed"
         telemetry = ready.nvml.telemetry() if ready.nvml else None
         enqueue_ms = ready.timer.burst_enqueue_ms if isinstance(ready.timer, GpuTimer) else None
         return Burst(tuple(samples), telemetry, tuple(step for step, _, _ in kept.kept), sums, problem, enqueue_ms)
@@ -369,18 +373,6 @@ def _invariance(handler: CellHandler) -> dict[str, float]:
         return {}
     invariant = batch_invariant(handler.backend.prepare, placements(handler.inputs))
     return {} if invariant is None else {"batch_invariant": float(invariant)}
-
-
-def _misbehaved(kept: Keeper) -> str | None:
-    """Return the fault of a timed call, or None."""
-    if kept.reserved:
-        return f"a call reserved {kept.reserved / costs.MIB:.3g} MiB of the L2 cache, which stay unflushed"
-    return None
-
-
-def _kind(value: Any) -> str:
-    name = type(value).__name__
-    return f"a {name}" if value is not None else "nothing"
 
 
 def _synchronize(device: str) -> None:

@@ -189,16 +189,11 @@ def _enter_domain(libc: ctypes.CDLL, writable: list[str]) -> tuple[str, ...]:
     return (f"landlock {version}",) if done else ()
 
 
-def _allow(libc: ctypes.CDLL, rules: int, path: str, access: int) -> bool:
-    """Allow a kind of access below a path. Returns whether it could."""
-    try:
+def _allow(libc: ctypes.CDLL, rules: int, path: str, access: int) -> None:
+    """Allow a kind of access below a path, if it exists."""
+    with contextlib.suppress(OSError):
         below = os.open(path, os.O_PATH | os.O_CLOEXEC)
-    except OSError:
-        return False
-    try:
-        rule = struct.pack("=Qi", access, below)
-        return bool(libc.syscall(_ADD_RULE, rules, _PATH_BENEATH, rule, 0) == 0)
-    finally:
+        libc.syscall(_ADD_RULE, rules, _PATH_BENEATH, struct.pack("=Qi", access, below), 0)
         os.close(below)
 
 

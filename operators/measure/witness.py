@@ -63,7 +63,7 @@ class Limits:
 
     # A shared device.
     stretched: float = 1.3  # slowdown from which it counts as shared
-    uneven: float = 2.0  # the slowdown varies between calls by so much
+    uneven: float = 2.0  # the slowdown, and a wait for a processor, vary between calls by so much
     gauge_spins: int = 50  # spins on a GPU, of half a millisecond each: most fit into a time slice
     gauge_cycles: int = 1_000_000
     gauge_values: int = 1 << 17  # size of the tensors that are summed on a CPU: enough for all threads of torch
@@ -129,7 +129,8 @@ class Timed:
             waits: How long other work lets a thread wait for each ms that it runs. A longer wait is for a process of
                 the cell, which may have ended without a trace of its processor time.
         """
-        return self.wall_ms - min(self.queued_ms, waits * self.run_ms + self.processor_ms - self.run_ms)
+        other_ms = LIMITS.uneven * waits * self.run_ms + self.processor_ms - self.run_ms
+        return self.wall_ms - min(self.queued_ms, other_ms)
 
 
 class Disturbed(Failure, frozen=True, tag=True):

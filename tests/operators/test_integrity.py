@@ -39,7 +39,7 @@ ON_CPU = {cheat.name: cheat for cheat in CHEATS if cheat.device != "cuda"}
 # Cheats of different kinds, or caught by different checks, none of which needs an idle machine.
 QUICK = (
     *("memo_clone", "memo_by_fingerprint", "packed_activations", "dispatch_aware", "lazy_dispatch", "lazy_method"),
-    *("thread_after_three", "half_precision", "slow_clock", "forged_answer_with_token", "forged_in_the_pipe"),
+    *("thread_in_waiting", "half_precision", "slow_clock", "forged_answer_with_token", "forged_in_the_pipe"),
     *("fails_as_ok", "fails_as_skipped", "excuses_itself"),
     *("stopped_moves", "patched_judge", "loose_tolerance", "signals_parent", "stops_warden"),
     *("keeps_one_output", "patched_kernel"),
@@ -52,7 +52,7 @@ def importable(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_suite_is_as_large_as_it_says_and_expects_what_there_is() -> None:
-    assert len(ON_CPU) >= 98
+    assert len(ON_CPU) >= 96
     assert {catcher for cheat in SHOWN for catcher in cheat.expected} == {*CATCHERS}
     assert len({cheat.name for cheat in CHEATS}) == len(CHEATS)
     assert {catcher for cheat in CHEATS for catcher in cheat.expected} <= {*CATCHERS}
