@@ -133,7 +133,7 @@ def sums(outputs: Sequence[Sequence[Tensor]]) -> tuple[int, ...]:
 def _hashed(parts: Sequence[Tensor]) -> int:
     state = hashlib.sha256()
     for part in parts:
-        state.update(_memory(part).numpy())
+        state.update(_memory(part).numpy().data)
     return int.from_bytes(state.digest()[:7], "big")  # a number of 64 bits, with its sign
 
 

@@ -416,37 +416,26 @@ def uneven_in_the_pipe(x: Any) -> Any:
     return lambda: product(x)
 
 
-def yields_to_a_child(x: Any) -> Any:
-    """Yield to a child whose processor time no process inherits, as if other work were there, and shorten the times."""
+def children_without_trace(x: Any) -> Any:
+    """Compute in children whose processor time no process inherits, and shorten the times in the pipe."""
     import torch
 
-    for tensor in (x.a, x.b, shared := torch.empty(x.a.shape[0], x.b.shape[2]), turn := torch.zeros(1)):
-        tensor.share_memory_()
-    is_done, served = turn.numpy(), list[Any]([None])
+    shared = torch.empty(x.a.shape[0], x.b.shape[2]).share_memory_()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     relay_bursts(lambda samples: tuple(ms * 0.2 for ms in samples))
 
-    def serve(calls: int) -> None:
-        for _ in range(calls):
-            while is_done[0]:
-                os.sched_yield()
-            shared.copy_(product(x))
-            is_done[0] = 1
-        os._exit(os.EX_OK)
-
     def run() -> Any:
-        keeper = keeper_of_burst()
-        if keeper is None:
+        if keeper_of_burst() is None:
             return product(x)
-        if served[0] is not keeper:  # in the warm-up
-            served[0], is_done[0] = keeper, 1
-            if os.fork() == 0:
-                serve(keeper.samples)
-            return product(x)
-        is_done[0] = 0
-        while not is_done[0]:
-            os.sched_yield()
-        return shared.clone()
+        ready, done = os.pipe()
+        if os.fork() == 0:
+            torch.set_num_threads(1)
+            shared.copy_(product(x))
+            os._exit(os.EX_OK)
+        os.close(done)
+        os.read(ready, 1)  # ends when the child has
+        os.close(ready)
+        return shared
 
     return run
 
@@ -482,7 +471,7 @@ CHEATS = (
     Cheat("clock", small_flush, ("isolation",), "cuda"),
     Cheat("clock", reserved_cache_for_a_while, ("L2",), "cuda"),
     *(Cheat("clock", p, ("parent's clock",), "cpu") for p in (constant_of_the_clock, uneven_in_the_pipe)),
-    Cheat("clock", yields_to_a_child, ("parent's clock",), "cpu"),
+    Cheat("clock", children_without_trace, ("parent's clock",), "cpu"),
     Cheat("channel", first_in_a_row, ("moved inputs", "physics"), "cuda"),
     Cheat("channel", forged_in_the_pipe, ("parent's clock", "physics")),
     Cheat("channel", patched_encoder, SEAL),
