@@ -50,7 +50,7 @@ from groupbench.tracker.facts.record import Code
 _now = time.perf_counter
 _libc = ctypes.CDLL(None)
 _REFUSED = re.compile("read-?only|permission denied|unable to open database", re.IGNORECASE)
-"""Found in the messages of Python, SQLite and compilers when a file cannot be changed."""
+"""In the messages by Python, SQLite and compilers when a file cannot be changed."""
 
 
 def open_gpu() -> None:
@@ -319,7 +319,7 @@ class CellHandler:
             (kept, Keeper),
             (kept.kept, list),
         )
-        # On a CPU the parent's clock sees what the rest of the seal looks for, which `restore` does once.
+        # On a CPU, a replaced function hides no time from the parent's clock, and `restore` looks once.
         problem = seal.problem(self.job.device, *objects) if self.job.device == "cuda" else seal.exchanged(*objects)
         if problem is None and kept.reserved:
             problem = f"a call reserved {kept.reserved / costs.MIB:.3g} MiB of the L2 cache, which stay unflushed"

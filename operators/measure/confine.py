@@ -15,8 +15,8 @@ Landlock does not cover a file's mode, owner, times and attributes. With the rig
 process has mounts of its own (Linux 5.12), of which all but the same folders are read-only, also without Landlock. It
 refuses all mounts afterwards.
 
-Over some other folders, such as the home, it then has a layer of memory (overlayfs). Libraries that keep a cache there
-find what they have written. Nobody else sees it, and it is gone with the process.
+Some other folders, such as the home, then have a memory layer (overlayfs). Libraries that keep a cache there find their
+files again. No other process sees them, and they go with the process.
 
 Reading is not restricted, nor the network: a backend has the rights of its user there.
 """
@@ -47,7 +47,7 @@ _LEAST_LANDLOCK, _SCOPES_SINCE, _NET_SINCE, _TRUNCATE_SINCE = 2, 6, 4, 3
 
 _NEW_MOUNTS = 0x00020000
 _BIND, _PRIVATE, _DETACH = 0x1000 | 0x4000, 1 << 18 | 0x4000, 2
-"""Flags of mount(2): bind, and private; each with all mounts below. Flag of umount2(2)."""
+"""Flags of mount(2): bind, and private; each with all mounts below. One for umount2(2)."""
 _MOUNT_SETATTR, _RECURSIVE, _HERE, _READ_ONLY = 442, 0x8000, -100, 1
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - whose place is fixed
 """POSIX's shared memory and semaphores: files, without folders."""
@@ -102,7 +102,7 @@ def confine(writable: Iterable[Path] = (), layered: Iterable[Path] = (), *, prof
 def _mount(libc: ctypes.CDLL, writable: list[str], layered: Iterable[str]) -> tuple[str, ...]:
     """Make all mounts read-only for this process but the writable folders', shared memory's and /proc.
 
-    Adds to `writable` the folders that have a layer.
+    Adds the folders with a layer to `writable`.
     """
     if libc.unshare(_NEW_MOUNTS) != 0 or libc.mount(None, b"/", None, ctypes.c_ulong(_PRIVATE), None) != 0:
         return ()
@@ -130,12 +130,12 @@ def _mount(libc: ctypes.CDLL, writable: list[str], layered: Iterable[str]) -> tu
 def _mounts_below(folders: Iterable[str]) -> list[str]:
     """Return the folders below these on which something is mounted."""
     lines = Path("/proc/self/mountinfo").read_text(errors="surrogateescape").splitlines()
-    points = [re.sub(r"\\(\d{3})", lambda found: chr(int(found[1], 8)), line.split()[4]) for line in lines]
+    points = [re.sub(r"\\(\d{3})", lambda code: chr(int(code[1], 8)), line.split()[4]) for line in lines]
     return [point for point in points if point.startswith(tuple(f"{folder}/" for folder in folders))]
 
 
 def _lay_over(libc: ctypes.CDLL, folder: str, below: str) -> bool:
-    """Mount a layer of memory over a folder, in which its changes stay. Returns whether it could."""
+    """Mount a memory layer over a folder, for changes there. Returns whether it could."""
     if libc.mount(b"tmpfs", folder.encode(), b"tmpfs", ctypes.c_ulong(0), b"mode=700") != 0:
         return False
     done, upper, work = False, Path(folder, "upper"), Path(folder, "work")

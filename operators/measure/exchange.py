@@ -117,10 +117,9 @@ def send(form: str, parts: Sequence[Tensor], file: int) -> Sent:
 
 
 def sums(outputs: Sequence[Sequence[Tensor]]) -> tuple[int, ...]:
-    """Return a number for each output that only a process with the computed output knows.
+    """Return a number for each output, known only to a process with the computed output.
 
-    It is a hash in host memory, and a sum in a GPU's. An output could be changed within its tolerance until it has a
-    sum that was named without one.
+    It is a hash in host memory, and a sum in a GPU's. Small changes within the tolerance could give an output any sum.
     """
     import torch
 

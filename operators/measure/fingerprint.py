@@ -4,8 +4,8 @@ A file of the repository counts in either of two cases:
 
 - git tracks it, and the process read or ran it;
 - git does not track it, and the process ran it (a module, a shared object, a compiled source), outside of caches and
-  virtual environments. Version files that build tools derive from the commit do not count, nor do files that only the
-  process had, in a layer of its own (confine.py): code that counts has made them.
+  virtual environments. Version files that build tools derive from the commit do not count, nor do files in a process's
+  own layer (confine.py), which code that counts has made.
 
 So a tuned-config file counts, and scratch data, records, databases and caches do not. Without git, every file counts
 that is not in a cache or virtual environment.

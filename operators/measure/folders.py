@@ -57,7 +57,7 @@ class Folders:
         return {"TMPDIR": str(self.scratch)} | caches_in(self.caches)
 
     def remove(self, killed: bool = False) -> None:
-        """Remove the folder for temporary files, and the locks of a killed process."""
+        """Remove the folder for temporary files, and a killed process's locks."""
         shutil.rmtree(self.scratch, ignore_errors=True)
         if killed:
             _unlock(self.caches)
@@ -72,9 +72,9 @@ def new(caches: Path | None = None) -> Folders:
 
 
 def layered() -> list[Path]:
-    """Return the folders in which programs usually keep caches, logs and tuned configs, and those of modules.
+    """Return the folders with modules, and those in which programs usually keep caches, logs and tuned configs.
 
-    A process that can mount has layers there for its own changes.
+    A process with the right to mount has layers there.
     """
     modules = (place for place in sys.path if not place.startswith(library_folders()))
     usual = ("/tmp", "/var/tmp", os.environ.get("XDG_CACHE_HOME", "."), repository_root() or ".", *modules)  # noqa: S108
@@ -82,7 +82,7 @@ def layered() -> list[Path]:
 
 
 def _unlock(caches: Path) -> None:
-    """Remove the locks of torch's extensions that a killed process has left: all later ones would wait for them."""
+    """Remove the locks for torch's extensions left by a killed process: all later ones would wait for them."""
     for lock in (caches / "torch_extensions_dir").glob("*/lock"):
         lock.unlink(missing_ok=True)
 

@@ -134,7 +134,7 @@ class Watch:
         return (path, status.st_size, status.st_mtime_ns, run) if stat.S_ISREG(status.st_mode) else None
 
     def _note_program(self, command: Any) -> None:
-        """Check and note the files that a command line names: sources for a compiler, scripts, configs."""
+        """Check and note the files in a command line: sources for a compiler, scripts, configs."""
         for word in command if isinstance(command, list | tuple) else ():
             if isinstance(word, str) and word.startswith("/"):
                 for check in self.checks:

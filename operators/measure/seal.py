@@ -144,7 +144,7 @@ def _kernels_of(table: str, device: str) -> list[str]:
 
 
 def exchanged(*objects: tuple[Any, type]) -> str | None:
-    """Return as a record's message the replaced part in an object of the harness: the class, or a method on the object.
+    """Return as a record's message the replaced part in a harness object: the class, or a method on the object.
 
     Only this catches `ahead_of_the_clock` and `moves_in_a_wrapper`, which compute as soon as the inputs have moved.
     """

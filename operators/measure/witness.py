@@ -126,8 +126,8 @@ class Timed:
         """Return the time in which the thread ran, or waited for something other than a free processor.
 
         Args:
-            waits: How long other work lets a thread wait for each ms that it runs. A longer wait is for a process of
-                the cell, which may have ended without a trace of its processor time.
+            waits: How long other work lets a thread wait for each ms that it runs. A longer wait is for another
+                process in the cell, which may have ended before its processor time was read.
         """
         other_ms = LIMITS.uneven * waits * self.run_ms + self.processor_ms - self.run_ms
         return self.wall_ms - min(self.queued_ms, other_ms)
@@ -154,7 +154,7 @@ class Least:
         second_rest_thread: The second least of the latter.
         rests: All of them.
         waiting: Wall-clock time of what surrounds the call.
-        waits: Longest wait of the judging process for a free processor, for each ms that it runs.
+        waits: The judging process's longest wait for a free processor, for each ms that it runs.
         typical: Median of the reported times of a burst.
         elsewhere: Time in which the thread worked or waited, less `Limits.waited` times the reported time.
     """

@@ -203,8 +203,8 @@ def check_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mounts: bool) -
     assert (own / "moved" / "mine").read_text() == "mine"
 
 
-def test_what_a_process_writes_in_a_layer_is_its_own(tmp_path: Path) -> None:
-    """A library's cache beside its module or in the home works, and no other process reads it."""
+def test_changes_in_a_layer_belong_to_one_process(tmp_path: Path) -> None:
+    """A library's cache next to its module or in the home works, and no other process reads it."""
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:
         home, kept, below = Path(folder), Path(folder, "kept"), Path(folder, "kept", "below")
         kept.mkdir(mode=0o705)

@@ -562,7 +562,7 @@ def uneven(x: Any) -> Any:
 
 @honest
 def keeps_caches(x: Any) -> Any:
-    """Keep a cache in the home, a tuned config and a library beside the module, and a log in the current folder."""
+    """Keep a cache in the home, a tuned config and code next to the module, and a log in the current folder."""
     home, here = Path.home() / ".cache" / "honest", Path(__file__).parent
     home.mkdir(parents=True, exist_ok=True)
     (home / "table.lock").touch()
