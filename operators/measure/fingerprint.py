@@ -76,10 +76,7 @@ class Fingerprints:
                 return True
             if not run or path.rpartition("/")[2] in VERSION_FILES:
                 return False
-        if self._is_excluded(path.rpartition("/")[0]):
-            return False
-        assert self._root is not None
-        return (self._root / path).exists()
+        return not self._is_excluded(path.rpartition("/")[0]) and Path(self._root or "", path).exists()
 
     def _is_excluded(self, folder: str) -> bool:
         """Return whether a folder is in a cache, a virtual environment or a hidden folder."""

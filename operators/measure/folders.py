@@ -59,8 +59,9 @@ class Folders:
     def remove(self, killed: bool = False) -> None:
         """Remove the folder for temporary files, and a killed process's locks."""
         shutil.rmtree(self.scratch, ignore_errors=True)
-        if killed:
-            _unlock(self.caches)
+        # Torch's extensions have one each, without an owner: all later processes would wait.
+        for lock in (self.caches / "torch_extensions_dir").glob("*/lock") if killed else ():
+            lock.unlink(missing_ok=True)
 
 
 def new(caches: Path | None = None) -> Folders:
@@ -79,12 +80,6 @@ def layered() -> list[Path]:
     modules = (place for place in sys.path if not place.startswith(library_folders()))
     usual = ("/tmp", "/var/tmp", os.environ.get("XDG_CACHE_HOME", "."), repository_root() or ".", *modules)  # noqa: S108
     return [folder for folder in (Path.home(), Path.cwd(), *map(Path, usual)) if folder.resolve() != Path("/")]
-
-
-def _unlock(caches: Path) -> None:
-    """Remove the locks for torch's extensions left by a killed process: all later ones would wait for them."""
-    for lock in (caches / "torch_extensions_dir").glob("*/lock"):
-        lock.unlink(missing_ok=True)
 
 
 def caches_in(folder: Path) -> dict[str, str]:
