@@ -30,7 +30,7 @@ from groupbench.operators.hosts.adapter.recording import recording
 from groupbench.operators.hosts.journal import Event, Setup, send
 from groupbench.operators.measure.confine import confine
 from groupbench.operators.measure.faults import describe
-from groupbench.operators.measure.folders import CACHES
+from groupbench.operators.measure.folders import CACHES, layered
 from groupbench.operators.measure.loaded import watch
 from groupbench.operators.plugins import load, operators_in
 from groupbench.operators.registry import CATALOG, get_operator, has_operator, operator_names
@@ -130,7 +130,7 @@ def main() -> None:
     Backends run in this process, so it is confined: they cannot signal or trace a process that it did not start, nor
     change a file outside of the folders that TritonBench writes to.
     """
-    confine(_written(sys.argv[2:]))
+    confine(_written(sys.argv[2:]), layered())
     setup = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=Setup)
     watch()
     argparse.ArgumentParser.error = refuse  # type: ignore[assignment,method-assign]

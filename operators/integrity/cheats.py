@@ -20,20 +20,6 @@ def memo_clone(x: Any) -> Any:
     return lambda: out.clone()
 
 
-def thread_after_three(x: Any) -> Any:
-    """Be honest three times, then let a thread do the work after the clock has stopped."""
-    out, calls = product(x), [0]
-
-    def run() -> Any:
-        calls[0] += 1
-        if calls[0] <= 3:
-            return product(x)
-        threading.Thread(target=lambda: out.copy_(product(x)), daemon=True).start()
-        return out
-
-    return run
-
-
 def side_stream(x: Any) -> Any:
     """Compute on a stream that the caller does not wait for."""
     import torch
@@ -174,18 +160,6 @@ def busy_between_bursts(x: Any) -> Any:
     return run
 
 
-def scheduled_otherwise(x: Any) -> Any:
-    """Let the system prefer this process to those of the other backends."""
-    before = os.getpriority(os.PRIO_PROCESS, 0)
-    try:
-        os.setpriority(os.PRIO_PROCESS, 0, before - 5)
-    except OSError:  # only root may
-        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
-    if os.getpriority(os.PRIO_PROCESS, 0) >= before and os.sched_getscheduler(0) == os.SCHED_OTHER:
-        raise PermissionError("a change of priority has no effect")
-    return lambda: product(x)
-
-
 def signals_parent(x: Any) -> Any:
     """Send SIGTERM to the parent, to end the cells of others."""
     os.kill(os.getppid(), signal.SIGTERM)
@@ -195,7 +169,6 @@ def signals_parent(x: Any) -> Any:
 
 CHEATS = (
     Cheat("memo", memo_clone, MOVED),
-    Cheat("thread", thread_after_three, ("moved inputs",)),
     Cheat("stream", side_stream, ("moved inputs", "poisoned memory", "parent's clock", *ELSEWHERE), "cuda"),
     Cheat("lazy", lazy_function, PLAIN),
     Cheat("skipped work", nothing, ("poisoned memory",)),
@@ -208,6 +181,5 @@ CHEATS = (
     Cheat("judge", patched_judge, (*ELSEWHERE, "seal")),
     Cheat("judge", loose_tolerance, ("tolerance table",), tolerance="fp16"),
     Cheat("others", busy_between_bursts, ("idle",)),
-    Cheat("others", scheduled_otherwise, ("domain",)),
     Cheat("isolation", signals_parent, ("isolation", "domain")),
 )

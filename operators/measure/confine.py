@@ -15,6 +15,9 @@ Landlock does not cover a file's mode, owner, times and attributes. With the rig
 process has mounts of its own (Linux 5.12), of which all but the same folders are read-only, also without Landlock. It
 refuses all mounts afterwards.
 
+Some other folders, such as the home, then have a memory layer (overlayfs). Libraries that keep a cache there find their
+files again. No other process sees them, and they go with the process.
+
 Reading is not restricted, nor the network: a backend has the rights of its user there.
 """
 
@@ -25,6 +28,8 @@ import ctypes
 import itertools
 import os
 import platform
+import re
+import stat
 import struct
 from collections.abc import Iterable
 from pathlib import Path
@@ -41,8 +46,8 @@ _LEAST_LANDLOCK, _SCOPES_SINCE, _NET_SINCE, _TRUNCATE_SINCE = 2, 6, 4, 3
 """Versions of Landlock: the first that can allow moves of files between folders, and those of further rights."""
 
 _NEW_MOUNTS = 0x00020000
-_BIND, _PRIVATE = 0x1000 | 0x4000, 1 << 18 | 0x4000
-"""Flags of mount(2): bind, and private; each with all mounts below."""
+_BIND, _PRIVATE, _DETACH = 0x1000 | 0x4000, 1 << 18 | 0x4000, 2
+"""Flags of mount(2): bind, and private; each with all mounts below. One for umount2(2)."""
 _MOUNT_SETATTR, _RECURSIVE, _HERE, _READ_ONLY = 442, 0x8000, -100, 1
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - whose place is fixed
 """POSIX's shared memory and semaphores: files, without folders."""
@@ -73,7 +78,7 @@ _FIRST_ARGUMENT = 16
 """Offset of the lower half of the first argument, on a little-endian machine."""
 
 
-def confine(writable: Iterable[Path] = (), *, profiled: bool = False) -> tuple[str, ...]:
+def confine(writable: Iterable[Path] = (), layered: Iterable[Path] = (), *, profiled: bool = False) -> tuple[str, ...]:
     """Confine this process for good, and return the means in force.
 
     They are `landlock VERSION`, `seccomp`, `mounts` and `capabilities`.
@@ -84,28 +89,67 @@ def confine(writable: Iterable[Path] = (), *, profiled: bool = False) -> tuple[s
 
     Args:
         writable: Folders below which the process may change files.
+        layered: Folders with a layer for the process's own changes, if it can mount one.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
-    folders = [os.path.realpath(folder) for folder in writable if Path(folder).is_dir()]
-    mounts = _mount_read_only(libc, folders)
+    folders = [os.path.realpath(folder) for folder in writable if folder.is_dir()]
+    mounts = _mount(libc, folders, [os.path.realpath(folder) for folder in layered])
     means = (*_enter_domain(libc, folders), *_filter_scheduling(libc), *mounts)
     return means if profiled else (*means, *_drop_capabilities(libc))
 
 
-def _mount_read_only(libc: ctypes.CDLL, writable: list[str]) -> tuple[str, ...]:
-    """Make all mounts read-only for this process but the writable folders', shared memory's and /proc."""
+def _mount(libc: ctypes.CDLL, writable: list[str], layered: Iterable[str]) -> tuple[str, ...]:
+    """Make all mounts read-only for this process but the writable folders', shared memory's and /proc.
+
+    Adds the folders with a layer to `writable`.
+    """
     if libc.unshare(_NEW_MOUNTS) != 0 or libc.mount(None, b"/", None, ctypes.c_ulong(_PRIVATE), None) != 0:
         return ()
-    kept = [str(folder) for folder in _SHARED_MEMORY.glob("*/") if not folder.is_symlink()]
-    for folder in sorted({*kept, *writable}, key=len):  # the outer one first
-        libc.mount(folder.encode(), folder.encode(), None, ctypes.c_ulong(_BIND), None)
+    kept = {*writable, *(str(folder) for folder in _SHARED_MEMORY.glob("*/") if not folder.is_symlink())}
+    opened = {}
+    for folder in {*kept, *layered, *_mounts_below(layered)}:  # before a layer hides them
+        with contextlib.suppress(OSError):
+            opened[folder] = os.open(folder, os.O_PATH | os.O_CLOEXEC)
+    for folder in sorted(opened, key=len):  # the outer one first
+        below = f"/proc/self/fd/{opened[folder]}"
+        if folder not in kept and _lay_over(libc, folder, below):
+            writable.append(folder)
+        else:
+            libc.mount(below.encode(), folder.encode(), None, ctypes.c_ulong(_BIND), None)
+    for descriptor in opened.values():
+        os.close(descriptor)
     done = _set_read_only(libc, "/", True)
     for folder in ("/proc", str(_SHARED_MEMORY), *writable):
         _set_read_only(libc, folder, False)
     with contextlib.suppress(OSError):
         os.chdir(Path.cwd())  # or it would still be below the outer mount
     return ("mounts",) if done else ()
+
+
+def _mounts_below(folders: Iterable[str]) -> list[str]:
+    """Return the folders below these on which something is mounted."""
+    lines = Path("/proc/self/mountinfo").read_text(errors="surrogateescape").splitlines()
+    points = [re.sub(r"\\(\d{3})", lambda code: chr(int(code[1], 8)), line.split()[4]) for line in lines]
+    return [point for point in points if point.startswith(tuple(f"{folder}/" for folder in folders))]
+
+
+def _lay_over(libc: ctypes.CDLL, folder: str, below: str) -> bool:
+    """Mount a memory layer over a folder, for changes there. Returns whether it could."""
+    if libc.mount(b"tmpfs", folder.encode(), b"tmpfs", ctypes.c_ulong(0), b"mode=700") != 0:
+        return False
+    done, upper, work = False, Path(folder, "upper"), Path(folder, "work")
+    with contextlib.suppress(OSError):
+        upper.mkdir()
+        work.mkdir()
+        before = Path(below).stat()
+        os.chown(upper, before.st_uid, before.st_gid)
+        upper.chmod(stat.S_IMODE(before.st_mode))
+        options = f"lowerdir={below},upperdir={upper},workdir={work},redirect_dir=on".encode()
+        done = libc.mount(b"overlay", folder.encode(), b"overlay", ctypes.c_ulong(0), options) == 0
+    if not done:
+        libc.umount2(folder.encode(), _DETACH)
+    return done
 
 
 def _set_read_only(libc: ctypes.CDLL, folder: str, value: bool) -> bool:
@@ -145,16 +189,11 @@ def _enter_domain(libc: ctypes.CDLL, writable: list[str]) -> tuple[str, ...]:
     return (f"landlock {version}",) if done else ()
 
 
-def _allow(libc: ctypes.CDLL, rules: int, path: str, access: int) -> bool:
-    """Allow a kind of access below a path. Returns whether it could."""
-    try:
+def _allow(libc: ctypes.CDLL, rules: int, path: str, access: int) -> None:
+    """Allow a kind of access below a path, if it exists."""
+    with contextlib.suppress(OSError):
         below = os.open(path, os.O_PATH | os.O_CLOEXEC)
-    except OSError:
-        return False
-    try:
-        rule = struct.pack("=Qi", access, below)
-        return bool(libc.syscall(_ADD_RULE, rules, _PATH_BENEATH, rule, 0) == 0)
-    finally:
+        libc.syscall(_ADD_RULE, rules, _PATH_BENEATH, struct.pack("=Qi", access, below), 0)
         os.close(below)
 
 

@@ -4,7 +4,8 @@ A file of the repository counts in either of two cases:
 
 - git tracks it, and the process read or ran it;
 - git does not track it, and the process ran it (a module, a shared object, a compiled source), outside of caches and
-  virtual environments. Version files that build tools derive from the commit do not count.
+  virtual environments. Version files that build tools derive from the commit do not count, nor do files in a process's
+  own layer (confine.py), which code that counts has made.
 
 So a tuned-config file counts, and scratch data, records, databases and caches do not. Without git, every file counts
 that is not in a cache or virtual environment.
@@ -75,7 +76,7 @@ class Fingerprints:
                 return True
             if not run or path.rpartition("/")[2] in VERSION_FILES:
                 return False
-        return not self._is_excluded(path.rpartition("/")[0])
+        return not self._is_excluded(path.rpartition("/")[0]) and Path(self._root or "", path).exists()
 
     def _is_excluded(self, folder: str) -> bool:
         """Return whether a folder is in a cache, a virtual environment or a hidden folder."""

@@ -15,12 +15,13 @@ import itertools
 import json
 import os
 import shutil
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from groupbench.operators.measure.loaded import repository_root
+from groupbench.operators.measure.loaded import library_folders, repository_root
 from groupbench.tracker.facts.measured_tree import measured_tree
 from groupbench.tracker.text.scratch import Scratch
 
@@ -55,9 +56,12 @@ class Folders:
         """Return the environment variables by which programs find the folders."""
         return {"TMPDIR": str(self.scratch)} | caches_in(self.caches)
 
-    def remove(self) -> None:
-        """Remove the folder for temporary files."""
+    def remove(self, killed: bool = False) -> None:
+        """Remove the folder for temporary files, and a killed process's locks."""
         shutil.rmtree(self.scratch, ignore_errors=True)
+        # Torch's extensions have one each, without an owner: all later processes would wait.
+        for lock in (self.caches / "torch_extensions_dir").glob("*/lock") if killed else ():
+            lock.unlink(missing_ok=True)
 
 
 def new(caches: Path | None = None) -> Folders:
@@ -66,6 +70,16 @@ def new(caches: Path | None = None) -> Folders:
     folder.mkdir(0o700)
     users = map(Path, filter(None, os.environ.get(SETTING, "").split(os.pathsep)))
     return Folders(folder, caches or folder, (folder, caches or folder, *users))
+
+
+def layered() -> list[Path]:
+    """Return the folders with modules, and those in which programs usually keep caches, logs and tuned configs.
+
+    A process with the right to mount has layers there.
+    """
+    modules = (place for place in sys.path if not place.startswith(library_folders()))
+    usual = ("/tmp", "/var/tmp", os.environ.get("XDG_CACHE_HOME", "."), repository_root() or ".", *modules)  # noqa: S108
+    return [folder for folder in (Path.home(), Path.cwd(), *map(Path, usual)) if folder.resolve() != Path("/")]
 
 
 def caches_in(folder: Path) -> dict[str, str]:

@@ -22,7 +22,7 @@ import msgspec
 from groupbench.operators import registry
 from groupbench.operators.dtypes import BYTES, torch_dtype
 from groupbench.operators.errors import UsageError
-from groupbench.operators.measure import accuracy, costs, environment, exchange, moves, seal, specials, witness
+from groupbench.operators.measure import accuracy, costs, environment, exchange, moves, specials, witness
 from groupbench.operators.measure.arrays import size_of
 from groupbench.operators.measure.cell import _release, _synchronize, own_nvml
 from groupbench.operators.measure.exchange import Sent
@@ -210,7 +210,6 @@ class JudgeHandler:
             problem.moves.set(secret)
             CpuTimer(run, Protocol(samples=calls), interpreted=False).burst(keeper)
             keeper.sums()
-            seal.problem(problem.job.device)
             took = [now - then - made for now, then, made in zip(_clocks(), began, spent, strict=True)]
         problem.moves.copies = []
         wall_ms, processor_ms, run_ms = (1e3 * seconds for seconds in took)
@@ -368,12 +367,10 @@ def _read(path: str, offset: int, size: int, device: str) -> Tensor:
     import torch
 
     data = bytearray(size)
-    view = memoryview(data)
-    with Path(path).open("rb", buffering=0) as file:
+    with Path(path).open("rb") as file:
         file.seek(max(offset, 0))
-        while len(view) and (read := file.readinto(view)):  # at most 2 GiB at once
-            view = view[read:]
-    if len(view) or offset < 0:
+        read = file.readinto(data)
+    if read < size or offset < 0:
         raise ValueError("the backend's process sent fewer bytes than it announced")
     return torch.frombuffer(data, dtype=torch.uint8).to(device)
 

@@ -134,13 +134,13 @@ class Watch:
         return (path, status.st_size, status.st_mtime_ns, run) if stat.S_ISREG(status.st_mode) else None
 
     def _note_program(self, command: Any) -> None:
-        """Check the files that a command line names, and note the sources for a compiler."""
+        """Check and note the files in a command line: sources for a compiler, scripts, configs."""
         for word in command if isinstance(command, list | tuple) else ():
             if isinstance(word, str) and word.startswith("/"):
                 for check in self.checks:
                     check(word)
-            if isinstance(word, str) and word.endswith(C_SOURCES):
-                self.note(word, run=True)
+            if isinstance(word, str):
+                self.note(word, run=word.endswith((*C_SOURCES, ".py", ".sh")))
 
     def loaded(self) -> Seen:
         """Return the files of the repository, and the outermost names of the libraries, that were loaded so far."""

@@ -6,7 +6,7 @@ import pickle
 import sys
 from pathlib import Path
 
-from groupbench.operators.measure import warden
+from groupbench.operators.measure import folders, warden
 from groupbench.operators.measure.confine import confine
 
 WARM_UPS = 2
@@ -17,7 +17,7 @@ def main(folder: Path, caches: Path) -> None:
     """Make one call of the job in `folder` while ncu looks. Compiled code is kept in `caches`."""
     warden.die_with_parent()
     # Not ncu: CUDA writes into /proc of this process, and a process may only write into its own.
-    confine((folder, caches), profiled=True)
+    confine((folder, caches), folders.layered(), profiled=True)
     # torch starts threads, and only later ones are confined.
     from groupbench.operators.measure.profiler import JOB
     from groupbench.operators.registry import get_backend, get_operator

@@ -26,11 +26,14 @@ HOLDERS = (
     *("builtins", "time", "os", "gc", "mmap", "random", "random.SystemRandom", "secrets", "statistics"),
     *("msgspec.msgpack", "multiprocessing.connection.Connection"),
     *("torch", "torch.Tensor", "torch.UntypedStorage", "torch.cuda", "torch.cuda.Event", "torch._C._functorch"),
-    *("torch.utils._device", "torch.utils._device.DeviceContext"),
+    *("torch.utils._device", "torch.utils._device.DeviceContext", "torch.autograd.graph", "torch._C"),
 )
 """Modules and classes whose functions are watched if those of HARNESS name them."""
-IMPLIED = ("__and__", "__getitem__", "__iter__", "__len__", "__import__", "__torch_function__", "_device_constructors")
-"""Functions called by an operator, by an import, or by torch with a default device."""
+IMPLIED = (
+    *("__and__", "__getitem__", "__iter__", "__len__", "__import__", "__torch_function__", "_device_constructors"),
+    "_increment_version",
+)
+"""Functions called by an operator, by an import, or by torch: with a default device, and for a tensor's version."""
 RENEWED = ("manual_seed",)
 """Functions replaced by torch itself when Dynamo is imported. The harness does not call them, only a namesake."""
 ATEN = (
@@ -61,8 +64,11 @@ def problem(device: str, *objects: tuple[Any, type]) -> str | None:
         objects: Pairs of an object of the harness and the class.
     """
     name = next((label for label, read, before in _first if _differs(read, before, device)), None)
-    name = name or _exchanged(*objects)
-    return name and f"the backend's process replaced {name}, which measures it"
+    return _named(name) or exchanged(*objects)
+
+
+def _named(label: str | None) -> str | None:
+    return label and f"the backend's process replaced {label}, which measures it"
 
 
 def _differs(read: Callable[[], Any], before: Any, device: str) -> bool:
@@ -137,15 +143,15 @@ def _kernels_of(table: str, device: str) -> list[str]:
     return [line for line in lines if not line.partition(":")[0].endswith(others)]
 
 
-def _exchanged(*objects: tuple[Any, type]) -> str | None:
-    """Return the replaced part in an object of the harness: the class, or a method on the object.
+def exchanged(*objects: tuple[Any, type]) -> str | None:
+    """Return as a record's message the replaced part in a harness object: the class, or a method on the object.
 
     Only this catches `ahead_of_the_clock` and `moves_in_a_wrapper`, which compute as soon as the inputs have moved.
     """
     for value, kind in objects:
         methods = [name for name in getattr(value, "__dict__", ()) if callable(getattr(kind, name, None))]
         if type(value) is not kind or methods:
-            return f"{methods[0] if methods else 'the class'} of its {kind.__name__}"
+            return _named(f"{methods[0] if methods else 'the class'} of its {kind.__name__}")
     return None
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -86,22 +86,13 @@ def _treat(rows: Tensor, draw: random.Random, nonfinite: bool) -> None:
     total = math.prod(rows.shape[:-1])
     kinds = ["zero", "subnormal", *(("nan", "inf", "-inf") if nonfinite else ())]
     for kind in draw.sample(kinds, min(len(kinds), total // ROWS_PER_SPECIAL)):
-        row = rows[_place(draw.randrange(total), rows.shape[:-1])]
+        row = rows[tuple(draw.randrange(size) for size in rows.shape[:-1])]
         if kind == "zero":
             row.zero_()
         elif kind == "subnormal":
             row.mul_(torch.finfo(rows.dtype).tiny / 8)
         else:
             row[draw.randrange(len(row))] = float(kind)
-
-
-def _place(number: int, sizes: Sequence[int]) -> tuple[int, ...]:
-    """Return the indices of the row of this number. torch's function imports sympy, which takes a second."""
-    at = []
-    for size in reversed(sizes):
-        number, place = divmod(number, size)
-        at.append(place)
-    return tuple(reversed(at))
 
 
 def comparable(out: Tensor, reference: Tensor) -> tuple[Tensor, Tensor]:

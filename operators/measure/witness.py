@@ -63,7 +63,7 @@ class Limits:
 
     # A shared device.
     stretched: float = 1.3  # slowdown from which it counts as shared
-    uneven: float = 2.0  # the slowdown varies between calls by so much
+    uneven: float = 2.0  # the slowdown, and a wait for a processor, vary between calls by so much
     gauge_spins: int = 50  # spins on a GPU, of half a millisecond each: most fit into a time slice
     gauge_cycles: int = 1_000_000
     gauge_values: int = 1 << 17  # size of the tensors that are summed on a CPU: enough for all threads of torch
@@ -122,10 +122,15 @@ class Timed:
     run_ms: float = 0.0
     queued_ms: float = 0.0
 
-    @property
-    def busy_ms(self) -> float:
-        """Return the time in which the thread ran, or waited for something other than a free processor."""
-        return self.wall_ms - self.queued_ms
+    def busy_ms(self, waits: float) -> float:
+        """Return the time in which the thread ran, or waited for something other than a free processor.
+
+        Args:
+            waits: How long other work lets a thread wait for each ms that it runs. A longer wait is for another
+                process in the cell, which may have ended before its processor time was read.
+        """
+        other_ms = LIMITS.uneven * waits * self.run_ms + self.processor_ms - self.run_ms
+        return self.wall_ms - min(self.queued_ms, other_ms)
 
 
 class Disturbed(Failure, frozen=True, tag=True):
@@ -149,6 +154,7 @@ class Least:
         second_rest_thread: The second least of the latter.
         rests: All of them.
         waiting: Wall-clock time of what surrounds the call.
+        waits: The judging process's longest wait for a free processor, for each ms that it runs.
         typical: Median of the reported times of a burst.
         elsewhere: Time in which the thread worked or waited, less `Limits.waited` times the reported time.
     """
@@ -160,6 +166,7 @@ class Least:
     rest_thread: float = math.inf
     second_rest_thread: float = math.inf
     waiting: float = math.inf
+    waits: float = 0.0
     typical: float = math.inf
     elsewhere: float = math.inf
     rests: list[float] = field(default_factory=list)
@@ -183,6 +190,7 @@ class Least:
         )
         self.rests.append(paced.run_ms / calls)
         self.waiting = min(self.waiting, paced.wall_ms / calls)
+        self.waits = max(self.waits, paced.wall_ms / max(paced.run_ms, 1e-6) - 1)
 
     def take(self, timed: Timed) -> None:
         """Take the times of a burst, after those of the judging process's."""
@@ -190,7 +198,8 @@ class Least:
         self.processor = min(self.processor, timed.processor_ms / calls)
         self.thread = min(self.thread, timed.run_ms / calls)
         self.typical = min(self.typical, typical)
-        self.elsewhere = min(self.elsewhere, (timed.busy_ms - LIMITS.burst_ms) / calls - LIMITS.waited * typical)
+        busy_ms = timed.busy_ms(self.waits) - LIMITS.burst_ms
+        self.elsewhere = min(self.elsewhere, busy_ms / calls - LIMITS.waited * typical)
 
     def problem(self, median_ms: float, stretched: float = 1.0, noise_ms: float = 0.0) -> str | None:
         """Return why the reported times are implausible on a device with this slowdown, or None.
@@ -322,7 +331,7 @@ def _vote(timed: Timed, before: Paced, after: Paced, least: Least, median_ms: fl
 
     It is 0 if the two bursts without calls differ: a stall, or a neighbour on the same core, came between.
     """
-    calls, now_least = len(timed.burst.samples_ms), Least()
+    calls, now_least = len(timed.burst.samples_ms), Least(waits=least.waits)
     for paced in (before, after):
         now_least.take_rest(paced, calls)
     now_least.take(timed)

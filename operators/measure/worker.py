@@ -289,7 +289,7 @@ class Worker:
         self._log.close()
         os.close(self._file)
         if self._folders is not None:
-            self._folders.remove()
+            self._folders.remove(killed=self._process.exitcode != 0)
 
     def _abort(self, over: int) -> None:
         """Let Python's fault handler write where a silent process is, and end it. A backend may have disabled both."""
@@ -385,7 +385,7 @@ def _enter_cell(within: folders.Folders) -> None:
     # CUDA does not start in a child of a confined process. Inductor's compile workers only ask whether there is a GPU,
     # and this makes torch ask NVML.
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
-    confine.confine(within.writable)
+    confine.confine(within.writable, folders.layered())
 
 
 def _as_its_own(failure: Failure) -> Failure:

@@ -190,7 +190,7 @@ def test_a_confined_process_changes_no_file_but_its_own(monkeypatch: pytest.Monk
 
 def check_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mounts: bool) -> None:
     if not mounts:
-        monkeypatch.setattr(confine, "_mount_read_only", lambda libc, writable: ())
+        monkeypatch.setattr(confine, "_mount", lambda libc, writable, layered: ())
     own = tmp_path / "own"
     own.mkdir()
     (tmp_path / "groupbench.db").write_text("results")
@@ -203,14 +203,38 @@ def check_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mounts: bool) -
     assert (own / "moved" / "mine").read_text() == "mine"
 
 
-def confined(act: Callable[[], None], *writable: Path) -> tuple[str, ...]:
+def test_changes_in_a_layer_belong_to_one_process(tmp_path: Path) -> None:
+    """A library's cache next to its module or in the home works, and no other process reads it."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        home, kept, below = Path(folder), Path(folder, "kept"), Path(folder, "kept", "below")
+        kept.mkdir(mode=0o705)
+        below.mkdir()
+        (home / "table.json").write_text("{}")
+        before = {path: path.stat().st_mtime_ns for path in home.rglob("*")}
+
+        def act() -> None:
+            (home / "table.json.lock").touch()
+            (home / "table.json").rename(home / "old.json")
+            (home / "table.json").write_text("[1]")
+            below.rename(kept / "moved")
+            assert kept.stat().st_mode & 0o777 == 0o705
+            assert (home / "table.json").read_text() == "[1]"
+            (tmp_path / "left").touch()
+
+        if "mounts" not in confined(act, tmp_path, layered=[home, kept]):
+            pytest.skip("NOT TESTED: layers. They need root with the right to mount")
+        assert (tmp_path / "left").exists()
+        assert {path: path.stat().st_mtime_ns for path in home.rglob("*")} == before
+
+
+def confined(act: Callable[[], None], *writable: Path, layered: Sequence[Path] = ()) -> tuple[str, ...]:
     """Run a function in a confined child, and return the means in force."""
     answer, its_end = os.pipe()
     child = os.fork()
     if child == 0:
         code = 1
         try:
-            means = confine.confine(writable)
+            means = confine.confine(writable, layered)
             if "mounts" in means or means[0].startswith("landlock"):
                 act()
                 os.write(its_end, ",".join(means).encode())

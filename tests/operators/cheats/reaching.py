@@ -93,23 +93,6 @@ def slows_rivals(x: Any) -> Any:
     return lambda: product(x)
 
 
-def leaves_files(x: Any) -> Any:
-    """Leave a file where others look for compiled kernels, tuned configs, modules, hooks and results."""
-    from groupbench.operators.measure import cell, folders
-
-    places = [folders._all_parties() / "other", Path("~/.triton/cache").expanduser(), Path("~/.cache").expanduser()]
-    left = 0
-    for place in (*places, Path(cell.__file__).parent, Path.cwd(), Path.cwd() / ".git/hooks"):
-        with contextlib.suppress(OSError):
-            place.mkdir(parents=True, exist_ok=True)
-            (place / f"left-{os.getpid()}").touch()
-            (place / f"left-{os.getpid()}").unlink()
-            left += 1
-    if not left:
-        raise PermissionError("no file can be left")
-    return lambda: product(x)
-
-
 def takes_descriptors(x: Any) -> Any:
     """Take the descriptors of all other processes, and their memory, by system calls."""
     libc, buffer, taken = ctypes.CDLL(None), ctypes.create_string_buffer(16), 0
@@ -271,7 +254,7 @@ CHEATS = (
     Cheat("channel", swapped_reply, SEAL),
     Cheat("channel", send_in_the_frame, ("parent's clock",), "cpu"),
     Cheat("clock", native_clock, ("parent's clock",), "cpu"),
-    *(Cheat("others", prepare, ("domain",)) for prepare in (limits_rivals, slows_rivals, leaves_files)),
+    *(Cheat("others", prepare, ("domain",)) for prepare in (limits_rivals, slows_rivals)),
     *(Cheat("judge", prepare, ("domain",)) for prepare in (reads_the_judge, takes_descriptors)),
     Cheat("judge", looser_job, ELSEWHERE),
     Cheat("kept outputs", filled_by_a_thread, (*MOVED, "named calls")),

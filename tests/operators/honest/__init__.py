@@ -16,6 +16,7 @@ import multiprocessing
 import os
 import random
 import signal
+import sqlite3
 import subprocess
 import sys
 import tempfile
@@ -557,6 +558,21 @@ def uneven(x: Any) -> Any:
         return product(x)
 
     return run
+
+
+@honest
+def keeps_caches(x: Any) -> Any:
+    """Keep a cache in the home, a tuned config and code next to the module, and a log in the current folder."""
+    home, here = Path.home() / ".cache" / "honest", Path(__file__).parent
+    home.mkdir(parents=True, exist_ok=True)
+    (home / "table.lock").touch()
+    with contextlib.closing(sqlite3.connect(home / "table.db")) as table:
+        table.execute("CREATE TABLE configs (rows)")
+    (here / "__init__.json").write_text(json.dumps(x.rows))
+    (here / "generated_by_it.py").write_text("ROWS = " + (here / "__init__.json").read_text())
+    rows = importlib.import_module(f"{__name__}.generated_by_it").ROWS
+    logging.FileHandler("honest.log").close()
+    return lambda: product(x) if rows == [*x.rows] else None
 
 
 @honest

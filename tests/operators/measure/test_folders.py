@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 
@@ -53,8 +54,32 @@ def test_a_process_writes_to_its_own_folders_and_to_the_users(monkeypatch: pytes
     where = worker.call(kept, str(shared))
     assert where.startswith(os.path.realpath(folders._scratch(os.getpid())))
     assert not Path(where).exists()  # removed with its process
-    with pytest.raises(GroupbenchError, match=f"changes files only in TMPDIR, and where {folders.SETTING} allows it"):
+    with contextlib.suppress(GroupbenchError):  # without a layer, it is refused
         worker.call(kept, str(other))
+    assert not (other / "kernel").exists()
+    with pytest.raises(GroupbenchError, match=f"only in TMPDIR, and in the folders that {folders.SETTING} names"):
+        worker.call(kept, "/usr")
+    with pytest.raises(GroupbenchError, match=f"readonly database.* that {folders.SETTING} names"):
+        worker.call(keeps_a_database)
+
+
+def test_a_killed_process_leaves_no_lock_for_which_others_wait(tmp_path: Path) -> None:
+    """Torch's extensions have one each, which is a file without an owner."""
+    lock = tmp_path / "torch_extensions_dir" / "extension" / "lock"
+    lock.parent.mkdir(parents=True)
+    lock.touch()
+    ends, is_killed = worker.Worker("cpu", 60, tmp_path), worker.Worker("cpu", 60, tmp_path)
+    ends.close()
+    assert lock.exists()  # of another process, which compiles
+    is_killed.kill()
+    is_killed.close()
+    assert not lock.exists()
+
+
+def keeps_a_database() -> None:
+    import sqlite3
+
+    raise sqlite3.OperationalError("attempt to write a readonly database")
 
 
 def kept(folder: str) -> str:

@@ -148,4 +148,12 @@ def test_an_empty_view_of_an_input_shares_no_memory() -> None:
 
 def test_an_empty_array_has_a_sum() -> None:
     empty = torch.from_numpy(np.arange(4.0, dtype=np.float32)[np.zeros(4, dtype=bool)])
-    assert exchange.sums([[empty, torch.ones(3)], [empty]])[1] == 0
+    assert exchange.sums([[empty, torch.ones(3)], [empty]]) == exchange.sums([[torch.ones(3)], []])
+
+
+def test_no_other_output_has_the_sum_of_one() -> None:
+    """In host memory, where an output could otherwise be chosen for a sum that was named in advance."""
+    values = torch.arange(64.0)
+    assert (
+        len({*exchange.sums([[values], [values.flip(0)], [values[:32]], [values + 1, values], [values, values]])}) == 5
+    )
