@@ -111,7 +111,7 @@ def geometric_mean(ratios: Sequence[float]) -> GeometricMean | None:
 
 
 def _interval(centre: float, width: float, p: float | None = None) -> Interval:
-    """Return the interval of a ratio from that of its logarithm, clipped to finite floats."""
+    """Return a ratio's interval from the logarithm's, clipped to finite floats."""
     return Interval(math.exp(max(centre - width, -_LARGEST)), math.exp(min(centre + width, _LARGEST)), p)
 
 

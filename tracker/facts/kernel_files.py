@@ -23,7 +23,7 @@ LIMIT_BYTES = 500_000_000
 PRUNED_SHARE = 0.9
 """Fraction of the limit to prune to, so that not every new kernel prunes again."""
 MOST_KERNEL_BYTES = 64 << 20
-"""Largest number of bytes of a kernel to read, over all its steps."""
+"""Most bytes to read for a kernel, over all steps."""
 
 _NAME = re.compile(r"[0-9a-f]{8,64}")
 

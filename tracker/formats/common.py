@@ -329,7 +329,7 @@ class Reader(ABC):
 
 @lru_cache(maxsize=1)
 def _hash(data: bytes) -> str:
-    """Return the hash of a file, which all of its runs share."""
+    """Return a file's hash, which all runs share."""
     return hashlib.sha256(data).hexdigest()
 
 

@@ -193,7 +193,7 @@ def status_of(text: str) -> tuple[Status, str]:
 
 
 def without_message(status: str) -> str:
-    """Return the message of a result whose file has only its status."""
+    """Return the message for a result with only a status."""
     return f"the file has the status {status!r} without a reason"
 
 

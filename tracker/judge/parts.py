@@ -40,7 +40,7 @@ class Case:
         return case.showing(ab_base=None, note=joined(muted.text, self.row.note))
 
     def judged(self) -> Judged:
-        """Return the row with its verdict."""
+        """Return the row with a verdict."""
         rule, row = decide(self.evidence), self.row
         note = row.note
         if rule.note is not None and rule.note not in (note or ""):

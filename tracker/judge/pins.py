@@ -55,7 +55,7 @@ _MOVES = re.compile(r"[~^:]|@\{|^(@|\w*HEAD|latest|previous)$", re.ASCII)
 
 @dataclass(frozen=True)
 class PinRow:
-    """A pinned commit with its limit."""
+    """A pinned commit with a limit."""
 
     pk: int
     name: str
@@ -88,7 +88,7 @@ def pin(session: Session, commit: str, max_slowdown: float, name: str | None, wh
     """Pin a measured commit, replacing a pin of the same name. Raises QueryError.
 
     Args:
-        name: By default `commit`, or its short hash if that would move.
+        name: By default `commit`, or the short hash if that would move.
     """
     state = resolve_commit(session, commit, git.rev_parse)
     if not state.has_commit:

@@ -30,7 +30,7 @@ def may_measure(entry: PlanEntry, series: SeriesRow) -> bool:
 
 
 def _alike(written: str, canonical: str) -> bool:
-    """Return whether a shape may be written as `written` in a plan: all of its numbers are in the canonical text."""
+    """Return whether a shape may be written as `written` in a plan: all numbers are in the canonical text."""
     numbers = set(re.findall(r"\d+", canonical))
     return set(re.findall(r"\d+", written)) <= numbers
 

@@ -1,7 +1,7 @@
 """The distribution of a level's next result, robust against outliers and useful from the first result on.
 
 Every judgement asks whether a result belongs to a level. The level's centre is the median of its first results, so a
-level cannot drift away from its beginning. The scatter is the median absolute deviation of the newest results, which
+level cannot drift away from the first ones. The scatter is the median absolute deviation of the newest results, which
 one outlier in ten hardly moves. With few results, a prior takes the place of the scatter. The newest nights are left
 out of both, so that a change does not hide itself. All values are logarithms. Pure functions.
 """
@@ -43,7 +43,7 @@ class Predicted:
     Attributes:
         centre: The level.
         deviation: Standard deviation of the next result.
-        freedom: Degrees of freedom of its t distribution.
+        freedom: Degrees of freedom of the t distribution.
         residuals: Deviations of the newest results from the centre.
         prior: Standard deviation to assume without results.
         uncertain: Factor on the variance, since the centre is not known exactly.

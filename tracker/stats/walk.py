@@ -73,7 +73,7 @@ class Level:
         was: The centre of the level before it.
         gradual: No single night shows the change, so the level drifted.
         moved: Place from which it continues nearer to the level below: a part of the change was taken back.
-        tag: Key of its alert.
+        tag: Key of the alert.
         after: Place of the newest result certainly before it, if that is not the one before.
         replaced: The reference before, if this is one.
     """
@@ -92,13 +92,13 @@ class Level:
 
     @property
     def sure(self) -> int:
-        """Place of the newest result that is on the level by definition: in the first half of those of its centre."""
+        """Place of the newest result that is on the level by definition: in the first half of those in its centre."""
         first = self.places[:FIRST]
         return first[(len(first) - 1) // 2] if first else self.start
 
     @property
     def centre(self) -> float:
-        """The level, of all of its results."""
+        """The level by all results."""
         if not self.values:
             assert self.known is not None
             return self.known
@@ -275,7 +275,7 @@ class _Walker:
         return lower_median(_certain(level.values, abs(self.run))[:FIRST])
 
     def predicted(self, level: Level, out: int = 0) -> Predicted:
-        """Return the distribution of a level's next result. `out` is the number of its newest results that are out."""
+        """Return the distribution of a level's next result. `out` is the number of newest results that are out."""
         others: list[float] = []
         if len(level.values) < LAST + LEFT_OUT:
             for other in reversed(self.levels):

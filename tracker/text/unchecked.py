@@ -13,7 +13,7 @@ from groupbench.tracker.facts.grouping import grouped
 from groupbench.tracker.text.wording import some
 
 Unchecked = Mapping[str, Sequence[str]]
-"""The checks that could not be made, each with its reason, by side or by commit."""
+"""The checks that could not be made, each with its reason, by side or commit."""
 
 
 def unchecked_lines(unchecked: Unchecked) -> list[str]:

@@ -358,7 +358,7 @@ class _Axis:
     is_log: bool = False
 
     def value_at(self, share: float) -> float:
-        """Return the value at a share of the axis from its lower end."""
+        """Return the value at a share from the axis's lower end."""
         at = self.low + share * (self.high - self.low)
         return 10**at if self.is_log else at
 
