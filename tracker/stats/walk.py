@@ -471,7 +471,7 @@ class _Walker:
         chance = 0.0 if len(below.values) < NIGHTS else self.predicted(below).of_mean(count).p(mean)
         chance = 1.0 if mean - self._centre(below) <= self.least else chance
         on_top = replace(self.predicted(top, count).of_mean(count), centre=min(levels))
-        if on_top.p(mean) > RARE * chance:
+        if chance <= OUT or on_top.p(mean) > RARE * chance:  # on neither level, or not certainly on the lower one
             return
         del top.places[-count:], top.values[-count:]
         self._end(places[0], depth)
