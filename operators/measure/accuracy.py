@@ -36,6 +36,24 @@ _EARLIER = {2: 0x7FDA, 4: 0x7FDADADA, 8: 0x7FFDDADADADADADA}
 too few of them. The sum of one and a number may have the same bits, or those of any other NaN."""
 
 
+@dataclass(frozen=True)
+class Finer:
+    """The limit for a result that should have rounding errors like those of another one.
+
+    The square of a relative RMS error is a mean over elements, weighted by their squares. So it scatters like a mean
+    over `number` equal elements, where number = sum(x^2)^2 / sum(x^4): a third of the elements of normal values, and
+    one if a single element is most of the output. The error may be `coarser + spread / sqrt(number)` times the other
+    one. No element is off by more than 2.4 times the RMS error of a rounding, so few elements cannot exceed this. None
+    applies if `number` is below `least`: the limit would reach the error of int8 in place of bf16, thrice as large.
+    """
+
+    coarser: float = 1.5
+    spread: float = 5.0
+    least: float = 12.0
+
+
+FINER = Finer()
+
 View = Callable[["Tensor", "Tensor"], tuple["Tensor", "Tensor"]]
 
 
@@ -117,17 +135,19 @@ def judge(
     tolerance: Tolerance,
     local: float = 1.0,
     view: View = as_given,
+    like: float | None = None,
 ) -> tuple[Accuracy, str | None]:
     """Return an output's errors for a dtype, and a text with the exceeded tolerance, or None.
 
     Args:
         local: Limit for a row or block, in units of the tolerance's relative RMS.
         view: (output, reference) -> the tensors to compare.
+        like: A relative RMS error than which this one must not be much larger (`Finer`).
     Raises TypeError or ValueError if the output does not have the reference's shape and the operator's dtype.
     """
     expected = None if operator.decode is not None else _returned(operator, dtype)
     out = operator.decode(out) if operator.decode is not None else out
-    return _compare_each(_outputs(out, reference, expected), reference, tolerance, local, view)
+    return _compare_each(_outputs(out, reference, expected), reference, tolerance, local, view, like)
 
 
 def check(
@@ -217,22 +237,23 @@ def _compare_each(
     tolerance: Tolerance,
     local: float = 1.0,
     view: View = as_given,
+    like: float | None = None,
 ) -> tuple[Accuracy, str | None]:
     """Compare every output with a reference. Return the worst of each number, and the first named fault."""
     if not isinstance(reference, Mapping):
-        return _compare(outputs[""], reference, tolerance, local, view)
-    errors = {name: _compare(out, reference[name], tolerance, local, view) for name, out in outputs.items()}
+        return _compare(outputs[""], reference, tolerance, local, view, like)
+    errors = {name: _compare(out, reference[name], tolerance, local, view, like) for name, out in outputs.items()}
     accuracy = worst_of([accuracy for accuracy, _ in errors.values()])
     return accuracy, next((f"{name}: {problem}" for name, (_, problem) in errors.items() if problem), None)
 
 
 def _compare(
-    out: Tensor, reference: Tensor, tolerance: Tolerance, local: float, view: View
+    out: Tensor, reference: Tensor, tolerance: Tolerance, local: float, view: View, like: float | None
 ) -> tuple[Accuracy, str | None]:
     """Compare one output with the reference, integers bit by bit."""
     if out.is_floating_point() or reference.is_floating_point():
         reference = reference if reference.is_floating_point() else reference.double()
-        return compare(*view(out, reference), tolerance, local)
+        return compare(*view(out, reference), tolerance, local, like)
     equal = (out == reference).double()
     return compare(equal, equal.new_ones(()).expand(equal.shape), TOLERANCES["int64"])
 
@@ -248,12 +269,15 @@ def worst_of(errors: Sequence[Accuracy]) -> Accuracy:
     return Accuracy(**numbers, first_bad=next((one.first_bad for one in errors if one.first_bad), None))
 
 
-def compare(out: Tensor, reference: Tensor, tolerance: Tolerance, local: float = 1.0) -> tuple[Accuracy, str | None]:
+def compare(
+    out: Tensor, reference: Tensor, tolerance: Tolerance, local: float = 1.0, like: float | None = None
+) -> tuple[Accuracy, str | None]:
     """Return the errors of `out` [M, N] from `reference` [M, N], and the exceeded tolerance as text, or None.
 
     Args:
         out: Any dtype; it is compared in the reference's.
         local: Limit for a row or block, in units of the tolerance's relative RMS.
+        like: A relative RMS error than which this one must not be much larger (`Finer`).
     """
     import torch
 
@@ -283,14 +307,26 @@ def compare(out: Tensor, reference: Tensor, tolerance: Tolerance, local: float =
     where = f", the first at {list(first_bad)}" if first_bad else ""
     if unwritten:
         return accuracy, f"{_missing(out, missing)}{where}"
-    if rms > tolerance.rms:
-        return accuracy, f"relative RMS error {rms:.2g} (allowed {tolerance.rms:.2g}){where}"
+    allowed = tolerance.rms if like is None else min(tolerance.rms, _coarsest(like, expected, scale))
+    if rms > allowed:
+        return accuracy, f"relative RMS error {rms:.2g} (allowed {allowed:.2g}){where}"
     if worst > local * tolerance.rms:
-        allowed = f"{local * tolerance.rms:.2g}"
-        return accuracy, f"relative RMS error {worst:.2g} in a row or block (allowed {allowed}){where}"
+        return (
+            accuracy,
+            f"relative RMS error {worst:.2g} in a row or block (allowed {local * tolerance.rms:.2g}){where}",
+        )
     if mismatch:
         return accuracy, f"{_percent(mismatch)} of the elements are outside the tolerance{where}"
     return accuracy, None
+
+
+def _coarsest(like: float, expected: Tensor, scale: float) -> float:
+    """Return the largest relative RMS error by `Finer`, for an output with these magnitudes and this RMS."""
+    if not scale:
+        return math.inf
+    weights = (expected / scale).square_()
+    number = weights.numel() / weights.square_().mean().item()
+    return (FINER.coarser + FINER.spread / math.sqrt(number)) * like if number >= FINER.least else math.inf
 
 
 def _missing(out: Tensor, missing: Tensor) -> str:

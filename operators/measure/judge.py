@@ -41,15 +41,12 @@ if TYPE_CHECKING:
 class Precision:
     """The tuned numbers of a judgement, and where each comes from.
 
-    The relative RMS error of a timed result of n elements may be `coarser + spread / sqrt(n)` times that of the first
-    one, or of one rounding. Moved inputs keep their magnitudes, so an honest backend's errors agree within a few per
-    cent if n is large. int8 in place of bf16 has three to seven times the error.
+    The relative RMS error of a timed result may be little more (`accuracy.Finer`) than that of the first one, or of one
+    rounding. Moved inputs keep their magnitudes, so an honest backend's errors agree within a few per cent if there are
+    many elements. int8 in place of bf16 has three to seven times the error.
     """
 
     local: float = 6.0  # tolerance of a row, block or element of random inputs, in units of that of the whole output
-    coarser: float = 1.5
-    spread: float = 8.0
-    least_sure: int = 64  # elements
     # Relative RMS error of one rounding, in units of the dtype's roundoff. A first result may be exact, for small
     # integers as inputs, and a result for the moved inputs is rounded.
     rounded: float = 0.42
@@ -256,11 +253,8 @@ class JudgeHandler:
         # A row or an element of drawn inputs may cancel to next to nothing; a stale one is off by as much as it is.
         local = 1.0 if slack == 1 else PRECISION.local
         wide = slack * local
-        rms = slack * tolerance.rms
-        if first_rms is not None and sent.size >= PRECISION.least_sure:
-            rms = min(rms, _coarsest(first_rms, sent.size, operator.output_dtype(dtype)))
-        local *= slack * tolerance.rms / rms if rms else 1.0
-        tolerance = Tolerance(rms, wide * tolerance.rtol, wide * tolerance.atol)
+        tolerance = Tolerance(slack * tolerance.rms, wide * tolerance.rtol, wide * tolerance.atol)
+        like = None if first_rms is None else max(first_rms, _one_rounding(operator.output_dtype(dtype)))
         outputs = _received(sent, path, device)
         problem.output = sent.parts
         tensors = list(outputs) if isinstance(outputs, (list, tuple)) else [outputs]
@@ -268,7 +262,7 @@ class JudgeHandler:
         late = named is not None and exchange.sums([tensors]) != (named,)
         reference = problem.reference(at)
         view = accuracy.as_given if at.special is None else specials.comparable
-        measured, fault = accuracy.judge(outputs, reference, operator, dtype, tolerance, local, view)
+        measured, fault = accuracy.judge(outputs, reference, operator, dtype, tolerance, local, view, like)
         if at.special is not None:
             self.unload()  # the inputs cannot be restored
         del outputs, reference, tensors
@@ -283,17 +277,13 @@ class JudgeHandler:
             _release()
 
 
-def _coarsest(first_rms: float, elements: int, dtype: str) -> float:
-    """Return the largest relative RMS error of a timed result, given that of the first one."""
-    name = dtype.partition("_")[0]
-    rounded = _SUMMED[name] if name in _SUMMED else _rounding(name)
-    return (PRECISION.coarser + PRECISION.spread / math.sqrt(elements)) * max(first_rms, rounded)
-
-
-def _rounding(name: str) -> float:
-    """Return the relative RMS error of a rounding to a dtype; 0 for integers and packed formats, such as w4."""
+def _one_rounding(output_dtype: str) -> float:
+    """Return the relative RMS error of a result rounded once; 0 for integers and packed formats, such as w4."""
     import torch
 
+    name = output_dtype.partition("_")[0]
+    if name in _SUMMED:
+        return _SUMMED[name]
     if name not in BYTES or not torch_dtype(name).is_floating_point:
         return 0.0
     return PRECISION.rounded * torch.finfo(torch_dtype(name)).eps / 2

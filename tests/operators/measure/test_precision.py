@@ -11,12 +11,14 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from groupbench.operators.measure import exchange, judge  # noqa: E402
+from groupbench.operators.measure.accuracy import compare  # noqa: E402
 from groupbench.operators.measure.judge import (  # noqa: E402
     PRECISION,
     At,
     OutputJudgement,
 )
 from groupbench.operators.measure.wire import Job  # noqa: E402
+from groupbench.operators.tolerances import TOLERANCES  # noqa: E402
 
 SHAPES = ("G=2,M_g=4,N=8,K=256", "G=1,M_g=1,N=96,K=64", "G=4,M_g=8|0|3|40,N=48,K=128", "G=2,M_g=128,N=128,K=512")
 SECRETS = range(40)
@@ -76,10 +78,34 @@ def test_coarser_results_are_found_when_timed_and_honest_ones_are_not_accused(
 def test_a_first_result_may_be_exact_and_a_later_one_rounded(dtype: str) -> None:
     """Small integers have exact products. The moved inputs are not integers."""
     rounding = 0.41 * torch.finfo(judge.torch_dtype(dtype)).eps / 2
-    assert judge._coarsest(0.0, 1 << 20, dtype) > rounding
-    assert judge._coarsest(rounding, 1 << 20, dtype) < (4 if dtype != "fp32" else 100) * rounding
+    assert rounding < judge._one_rounding(dtype) < (4 if dtype != "fp32" else 100) * rounding
 
 
 def test_a_packed_result_may_be_as_coarse_as_the_first() -> None:
     """Four-bit codes have no dtype in torch."""
-    assert 0.1 < judge._coarsest(0.1, 1 << 20, "w4") < 0.2
+    assert judge._one_rounding("w4") == 0.0
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+@pytest.mark.parametrize("largest", [1, 3, 8, 24, 100])
+def test_a_rounding_is_right_however_few_elements_make_the_output(dtype: str, largest: int) -> None:
+    """The errors of an output with few large elements, such as that of a softmax, are those of these elements."""
+    torch.manual_seed(largest)
+    like, rounded = judge._one_rounding(dtype), judge.torch_dtype(dtype)
+    for _ in range(200):
+        reference = torch.randn(largest + 4000, dtype=torch.float64)
+        reference[:largest] = 1000 * (
+            1 + 0.1 * torch.rand(()) + 0.01 * torch.rand(largest)
+        )  # just above a power of two
+        assert compare(reference.to(rounded), reference, TOLERANCES[dtype], 6.0, like)[1] is None
+
+
+@pytest.mark.parametrize("sizes", [(8,), (512, 640, 8)])
+def test_outputs_are_judged_by_their_own_numbers_of_elements(sizes: tuple[int, ...]) -> None:
+    """A group of eight results may be as coarse as a single one, also next to hundreds of others."""
+    reference = {str(size): torch.full((size,), 1.0 + 2**-11, dtype=torch.float64) for size in sizes}
+    outputs = {name: values.half() for name, values in reference.items()}
+    like = judge._one_rounding("fp16")
+    faults = {name: compare(outputs[name], reference[name], TOLERANCES["fp16"], 6.0, like)[1] for name in outputs}
+    assert faults["8"] is None
+    assert all("relative RMS error" in (faults[name] or "") for name in faults if name != "8")
