@@ -201,7 +201,7 @@ class _Walker:
         self.far = 0  # results in a row that are beyond all before, for the worse
         self.same: tuple[int, float] | None = None  # place and level of the newest A/B that found no difference
         self.back: int | None = None
-        self.left: Level | None = None  # the level that the results left last
+        self.left: Level | None = None  # the level that the results seem to have left last
         self.inside: tuple[int, int] | None = None  # places of an A/B's base and head that may both be off the level
         self.lost: Level | None = None  # the suspected improvement that tonight's result has left
 
@@ -312,6 +312,9 @@ class _Walker:
         elif mark.kind == "slower":
             if self.lost is not None and mark.base in self.lost.places:  # so it was an improvement
                 top = self._begin_lost(self.lost, "nights")
+            new = self._centre(top) + (mark.effect or 0.0) if mark.level is None else mark.level
+            if belongs and self._never_left(mark, new):
+                return True
             if not belongs or top.start == place:  # known already
                 top.tag = mark.tag if top.tag is None else top.tag
                 return True
@@ -321,7 +324,7 @@ class _Walker:
             self._begin_with_run(slower, top, mark.base)
         elif mark.kind == "same":
             level = self.nights[-1].value if mark.level is None else mark.level
-            if belongs and self._never_left(level, mark.base):
+            if belongs and self._never_left(mark, level):
                 return True
             if belongs and mark.base is not None and _may_be_off(self, mark.base, level):
                 self.inside = (mark.base if self.inside is None else min(mark.base, self.inside[0]), place)
@@ -366,13 +369,16 @@ class _Walker:
             level.places, level.values = top.places[-number:], top.values[-number:]
             del top.places[-number:], top.values[-number:]
 
-    def _never_left(self, level: float, base: int | None) -> bool:
-        """Return to the level that the results seemed to leave, if an A/B shows that they did not.
+    def _never_left(self, mark: Mark, level: float) -> bool:
+        """Return to the level that the results seemed to leave, if an A/B measured a level nearer to that one.
 
-        It compared tonight's commit with one that seemed to be back, found no difference, and both are slow.
+        It compared tonight's commit with one that seemed to be back, and found both slow; or with one from before the
+        slowdown, and found it again.
         """
-        left = self.left
-        if left is None or self.back is None or base is None or base < self.back or left in self.stack:
+        left, base = self.left, mark.base
+        if left is None or self.back is None or base is None or left in self.stack:
+            return False
+        if base < self.back if mark.kind == "same" else base >= left.start:
             return False
         if abs(level - left.centre) >= abs(level - self._centre(self.stack[-1])):
             return False
@@ -404,7 +410,7 @@ class _Walker:
         if below and _may_be_on(self, below[depth], centre, count or math.inf, error):
             shown = count or abs(centre - self._centre(below[depth])) <= self.least
             if shown or _may_be_on(self, below[depth], self.nights[-1].value):
-                self._end(place, depth)
+                self._end(place, depth, by_results=count > 0)
                 return
         if below and centre > reference:
             self._partly(place, centre)
@@ -421,10 +427,10 @@ class _Walker:
         level = Level(old.start, known=centre, by=by, was=old.was, gradual=gradual, moved=place, tag=old.tag)
         self._begin(level, replaces=len(self.stack) - 1)
 
-    def _end(self, place: int, depth: int | None = None) -> None:
-        """Go back to a level below, by default the next one."""
+    def _end(self, place: int, depth: int | None = None, by_results: bool = False) -> None:
+        """Go back to a level below, by default the next one. What only results show, an A/B may refute."""
         depth = len(self.stack) - 2 if depth is None else depth
-        self.left, below = self.stack[depth + 1], self.stack[depth]
+        self.left, below = self.stack[depth + 1] if by_results else None, self.stack[depth]
         again = replace(below, known=self._centre(below))
         self.run, self.far, self.back, self.same, self.inside = 0, 0, place, None, None
         self.stack[depth:] = [again]
@@ -474,7 +480,7 @@ class _Walker:
         if chance <= OUT or on_top.p(mean) > RARE * chance:  # on neither level, or not certainly on the lower one
             return
         del top.places[-count:], top.values[-count:]
-        self._end(places[0], depth)
+        self._end(places[0], depth, by_results=True)
         top = self.stack[-1]
         top.values += values
         top.places += places  # its first result may be out there, for the better

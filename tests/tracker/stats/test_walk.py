@@ -84,6 +84,19 @@ def test_one_result_between_two_levels_ends_none(known: list[Mark]) -> None:
     assert len(walk(back, 0.003, 0.0015, {12: known}, floor=0.0003).stack) == 1
 
 
+@pytest.mark.parametrize(("base", "fixed", "starts"), [(1, False, [0, 12]), (17, False, [0, 18]), (1, True, [0, 18])])
+def test_an_ab_over_a_known_slowdown_is_not_a_new_one(base: int, fixed: bool, starts: list[int]) -> None:
+    """Results seemed to be back. An A/B with a commit from before the slowdown says that they were not.
+
+    One with a commit that was back, or after another A/B has shown the fix, has found a new one.
+    """
+    y = [*BETWEEN[:12], *logs(1.3, 1.28, 1.0, 1.02, 0.99, 1.01, 1.31)]
+    marks = {12: [Mark("slower", 11, math.log(1.3), math.log(1.3))], 18: [Mark("slower", base, math.log(1.3))]}
+    if fixed:
+        marks[14] = [Mark("faster", 13, -math.log(1.3))]
+    assert [level.start for level in walk(y, math.log1p(0.1), 0.1, marks, floor=0.02).stack] == starts
+
+
 @pytest.mark.parametrize(
     ("tonight", "half", "moved"), [(1.0, 0.2, False), (1.19, 0.0, True), (1.3, 0.2, True), (1.19, 0.2, False)]
 )
