@@ -106,7 +106,7 @@ def load_json(data: bytes) -> Any:
         line = data.count(b"\n", 0, error.start) + 1
         raise FormatError(f"line {line}: is not UTF-8") from error
     except json.JSONDecodeError as error:
-        raise FormatError(f"line {error.lineno}: is not JSON: {error.msg} at column {error.colno}") from error
+        raise FormatError(f"line {error.lineno}: is not JSON: {error.msg} (column {error.colno})") from error
     except RecursionError as error:
         raise FormatError("is nested too deeply") from error
 

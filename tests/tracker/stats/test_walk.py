@@ -86,7 +86,7 @@ def test_one_result_between_two_levels_ends_none(known: list[Mark]) -> None:
 
 @pytest.mark.parametrize(("base", "fixed", "starts"), [(1, False, [0, 12]), (17, False, [0, 18]), (1, True, [0, 18])])
 def test_an_ab_over_a_known_slowdown_is_not_a_new_one(base: int, fixed: bool, starts: list[int]) -> None:
-    """Results seemed to be back. An A/B with a commit from before the slowdown says that they were not.
+    """Results seemed to be back. An A/B with a commit from before the slowdown shows that they were not.
 
     One with a commit that was back, or after another A/B has shown the fix, has found a new one.
     """
