@@ -171,7 +171,9 @@ places = _group(
 timing = _group(
     click.option("--rtol", type=Real(min=0), help="Relative tolerance. Default: by dtype."),
     click.option(
-        "--atol", type=Real(min=0), help="Absolute tolerance, in units of the output's RMS. Default: by dtype."
+        "--atol",
+        type=Real(min=0),
+        help="Absolute tolerance, in units of the larger RMS of row and output. Default: by dtype.",
     ),
     click.option(
         "--protocol",

@@ -2,8 +2,9 @@
 
 An exact product rounded once to a dtype with unit roundoff u (2^-8 bf16, 2^-11 fp16, 2^-24 fp32) is off by 0.4 u RMS
 and u at most. `rms` leaves room for kernels with another accumulation order, and none for a result 1 % off anywhere: it
-applies to the whole output and to every row and 64 x 64 block. `rtol` and `atol` bound each element: atol is in units
-of the output's RMS, since an element near zero inherits the neighbours' error.
+applies to the whole output and to every row and 64 x 64 block. `rtol` and `atol` bound each element. atol is in units
+of the larger RMS of row and output, since an element near zero inherits the errors of large terms: the first rows of
+causal attention average few values, and are several times the output's RMS.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ class Tolerance:
 
     Attributes:
         rms: Relative RMS error of the output, and of each of its rows and blocks.
-        rtol: An element may differ from the reference by atol * rms(ref) + rtol * |ref|.
+        rtol: An element may differ from the reference by atol * max(rms(ref), rms(row)) + rtol * |ref|.
         atol: See rtol.
     """
 

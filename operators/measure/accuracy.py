@@ -291,7 +291,8 @@ def compare(
     error = torch.where(same, 0.0, wide - reference).abs_().nan_to_num_(nan=math.inf, posinf=math.inf)
     expected = reference.abs().nan_to_num_(0.0, 0.0, 0.0)
     scale = expected.square().mean().sqrt().item()
-    outside = error > tolerance.atol * scale + tolerance.rtol * expected
+    near = expected.square().mean(-1, keepdim=True).sqrt_().clamp_(min=scale)
+    outside = error > tolerance.atol * near + tolerance.rtol * expected
     mismatch = outside.float().mean().item()
     rms = _ratio(error.square().mean().sqrt().item(), scale)
     worst = _worst_block(error, expected, scale)

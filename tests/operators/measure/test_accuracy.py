@@ -75,6 +75,18 @@ def test_one_wrong_element_that_the_mean_hides_is_detected(dtype: str) -> None:
     assert measured.worst_block_rms < tolerance.rms
 
 
+def test_terms_that_cancel_in_a_large_row_are_not_wrong() -> None:
+    """Causal attention's first rows average few values: their rounding errors exceed the tolerance of later rows."""
+    reference = torch.randn(512, 128, dtype=torch.float64) / 8
+    reference[2] *= 8
+    reference[2, 7] = 0.0
+    out = reference.bfloat16()
+    out[2, 7] = 0.004  # half a unit in the last place of bf16 at 1
+    assert compare(out, reference, TOLERANCES["bf16"])[1] is None
+    out[200, 7] = reference[200, 7] + 0.02
+    assert compare(out, reference, TOLERANCES["bf16"])[0].first_bad == (200, 7)
+
+
 def test_tf32_is_wrong_for_fp32() -> None:
     a, b = torch.randn(128, 128), torch.randn(128, 128)
     truncated = [(x.view(torch.int32) & ~0x1FFF).view(torch.float32) for x in (a, b)]
