@@ -35,6 +35,8 @@ MAGNITUDES = {
 }
 ROWS_PER_SPECIAL = 4
 """At most one row in ROWS_PER_SPECIAL is special, so that most of the output has ordinary numbers."""
+MAGNITUDES_DRAWN = 1 << 16
+"""Most magnitudes that are drawn, on the CPU. They repeat in further rows: 2 ** 28 would take five seconds."""
 LEAST_WIDTH = 16
 """Least number of columns of an output whose rows are compared relative to their own magnitude: in one element, a sum
 may cancel."""
@@ -76,8 +78,9 @@ def _spread(rows: Tensor, draw: random.Random) -> None:
 
     most = MAGNITUDES[str(rows.dtype).removeprefix("torch.")].spread
     generator = torch.Generator().manual_seed(draw.getrandbits(31))
-    exponents = torch.randint(-most, most + 1, (rows.size(0), 1), generator=generator)
-    rows.mul_(torch.exp2(exponents.double()).to(rows))
+    exponents = torch.randint(-most, most + 1, (min(rows.size(0), MAGNITUDES_DRAWN), 1), generator=generator)
+    factors = torch.exp2(exponents.double()).to(rows)
+    rows.mul_(factors.repeat(-(-rows.size(0) // len(factors)), 1)[: rows.size(0)])
 
 
 def _treat(rows: Tensor, draw: random.Random, nonfinite: bool) -> None:
