@@ -4,7 +4,7 @@ A problem class is the device, the dtypes, and the operands' shapes and strides.
 (which has tiles for decoding) and the cluster kernel. It follows
 
     1. the files of choices (`configs/choice_<gpu>.json` and the user's, see tuned.py), by `tuning_key`
-    2. else a rule from measurements on an H200 (docs/guide/models.md)
+    2. else the shorter predicted time (predict.py)
 
 A bound launch has its descriptors made and its kernel compiled. Later calls with the same class only pass addresses.
 Both add in the same order, so a choice does not change any result bit.
@@ -248,15 +248,18 @@ def choose(M: int, G: int, N: int, K: int, dtype: torch.dtype, nk: bool, device:
         return str(fields["kernel"])
     if not device.hopper or dtype.itemsize != 2:
         return FLAT
-    if table == GRADIENT:
-        from groupbench.kernels.grouped_gemm.wgrad import SPARSE_ROWS
+    from groupbench.kernels.grouped_gemm import cluster, cluster_wgrad, flat, wgrad
 
-        return FLAT if M <= SPARSE_ROWS * G else CLUSTER
-    from groupbench.kernels.grouped_gemm.cluster_tiles import cluster_tiles_of, in_turns
-
-    # The cluster kernel's tiles are large: a second wave that is nearly empty takes as long as a full one.
-    waves = cluster_tiles_of(in_turns(M, G, N), M, G, N) / (device.sms // 2)
-    return FLAT if fits(M / G, 64) or 1 < waves <= 1.5 else CLUSTER
+    if M <= wgrad.SPARSE_ROWS * G if table == GRADIENT else fits(M / G, 64):
+        return FLAT
+    kernels, sizes = (
+        ((wgrad, cluster_wgrad), (N, K) if nk else (K, N)) if table == GRADIENT else ((flat, cluster), (N, K))
+    )
+    flat_us, cluster_us = (
+        kernel.predicted_us(kernel.choose_config(M, G, N, K, dtype, device, nk=nk), M, G, *sizes, device)
+        for kernel in kernels
+    )
+    return FLAT if flat_us <= cluster_us else CLUSTER
 
 
 def _bind(key: Hashable, a: Tensor, b: Tensor, offs: Tensor, zero_rest: bool) -> Bound:

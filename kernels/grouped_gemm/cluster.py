@@ -36,15 +36,17 @@ from groupbench.kernels.grouped_gemm.cluster_tiles import (
     BUFFER_ROWS,
     LONGEST,
     THREADS,
+    TILES,
     ClusterConfig,
     block_k,
     constants,
-    in_turns,
     kernel,
     launch_counters,
+    predicted,
     ragged_map,
     unsuitable,
 )
+from groupbench.kernels.grouped_gemm.predict import limited_by_power, product_us
 from groupbench.kernels.grouped_gemm.support import require_operands, stored_weights
 from groupbench.kernels.grouped_gemm.tuned import configs_in_order, first_legal, tuning_key
 
@@ -56,19 +58,22 @@ def illegal(config: ClusterConfig, dtype: torch.dtype, device: Device) -> str | 
     return cluster_tiles.illegal(config, dtype, device)
 
 
-def default_config(M: int, G: int, N: int, row_bytes: int) -> ClusterConfig:
-    """Return an untuned problem's config: tiles in turns hide the stores unless K is long.
+def predicted_us(config: ClusterConfig, M: int, G: int, N: int, K: int, device: Device) -> float:
+    """Return a product's predicted time in us."""
+    return product_us(predicted(config, rest_us=0.4, rest_us_in_turns=0.0), M, G, N, K, device)
 
-    Args:
-        row_bytes: Of K in a row.
-    """
-    return LONGEST if M > 1024 * G and row_bytes > 12288 else in_turns(M, G, N)
+
+def default_config(M: int, G: int, N: int, K: int, device: Device) -> ClusterConfig:
+    """Return an untuned problem's config, which has the shortest predicted time. In 8 bits, K counts half."""
+    if limited_by_power(M, N, K) and M > 1024 * G and K > 6144:
+        return LONGEST
+    return min(TILES, key=lambda config: predicted_us(config, M, G, N, K, device))
 
 
 def choose_config(M: int, G: int, N: int, K: int, dtype: torch.dtype, device: Device, nk: bool) -> ClusterConfig:
     """Return this problem's tuned config on this GPU, else the default."""
     key = tuning_key(M, G, N, K, dtype, nk)
-    default = default_config(M, G, N, K * dtype.itemsize)
+    default = default_config(M, G, N, K, device)
     return first_legal(configs_in_order("cluster", key, device, default, lambda c: illegal(c, dtype, device)))
 
 

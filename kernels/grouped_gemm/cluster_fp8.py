@@ -28,7 +28,7 @@ from groupbench.kernels.grouped_gemm.tuned import configs_in_order, first_legal,
 def choose_config(M: int, G: int, N: int, K: int, device: Device) -> ClusterConfig:
     """Return this problem's tuned config on this GPU, else the default."""
     key = problem_key(M, G, N, K, ROWWISE_FAST)
-    default = default_config(M, G, N, K * E4M3.itemsize)
+    default = default_config(M, G, N, K // 2, device)
     return first_legal(configs_in_order("cluster_fp8", key, device, default, lambda c: illegal(c, E4M3, device)))
 
 

@@ -14,7 +14,6 @@ clusters sharing operands read them together.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -26,6 +25,7 @@ from torch import Tensor
 from groupbench.kernels.cuda_source import CudaKernel, TensorMap, compile_cuda, tensor_map, why_not_nvrtc
 from groupbench.kernels.device import Device
 from groupbench.kernels.grouped_gemm import lockstep_counter
+from groupbench.kernels.grouped_gemm.predict import Tile
 from groupbench.kernels.grouped_gemm.quantize import E4M3
 from groupbench.kernels.grouped_gemm.support import illegal_lockstep, no_tma
 from groupbench.kernels.hopper_source import instructions
@@ -81,18 +81,11 @@ NARROW = ClusterConfig(128, 192, in_turns=True, lockstep=0, stages=5, buffers=1)
 TILES = (LONG, LONGEST, SHORT, NARROW)
 
 
-def cluster_tiles_of(config: ClusterConfig, M: int, G: int, N: int) -> float:
-    """Return how many tiles of a cluster a product has, for G groups whose M rows scatter as those of `fits`."""
+def predicted(config: ClusterConfig, rest_us: float, rest_us_in_turns: float) -> Tile:
+    """Return a config's tile and speed, with the time for a cluster's tile apart from products (see predict.py)."""
     along_m, along_n = config.tiles_along
-    mean = M / G
-    sizes = (mean - math.sqrt(mean), mean, mean + math.sqrt(mean))
-    rows = sum(max(math.ceil(size / (config.rows * along_m)), 1) for size in sizes) / len(sizes)
-    return G * rows * math.ceil(N / (config.columns * along_n))
-
-
-def in_turns(M: int, G: int, N: int) -> ClusterConfig:
-    """Return the config in turns with fewer tiles. Both kinds are as large, so it wastes fewer rows and columns."""
-    return min((SHORT, NARROW), key=lambda config: cluster_tiles_of(config, M, G, N))
+    rest = rest_us_in_turns if config.in_turns else rest_us
+    return Tile(config.rows * along_m, config.columns * along_n, per_sm=0.5, start_us=8.5, rest_us=rest)
 
 
 def candidates() -> list[ClusterConfig]:

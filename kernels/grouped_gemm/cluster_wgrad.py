@@ -36,15 +36,18 @@ from groupbench.kernels.grouped_gemm.cluster_tiles import (
     NARROW,
     SHORT,
     THREADS,
+    TILES,
     ClusterConfig,
     block_k,
     constants,
     illegal,
     kernel,
     launch_counters,
+    predicted,
     ragged_map,
     unsuitable,
 )
+from groupbench.kernels.grouped_gemm.predict import gradient_us, limited_by_power
 from groupbench.kernels.grouped_gemm.support import gradient_layout, require_gradient_operands, zero_gradient
 from groupbench.kernels.grouped_gemm.tuned import configs_in_order, first_legal, tuning_key
 
@@ -58,15 +61,23 @@ def candidates() -> list[ClusterConfig]:
     ]
 
 
-def default_config(M: int, G: int) -> ClusterConfig:
-    """Return an untuned problem's config: tiles in turns hide the stores unless groups have many rows."""
-    return LONGEST if M > 2048 * G else NARROW
+def predicted_us(config: ClusterConfig, M: int, G: int, P: int, Q: int, device: Device) -> float:
+    """Return the predicted time in us."""
+    return gradient_us(predicted(config, rest_us=1.0, rest_us_in_turns=0.7), M, G, P, Q, device)
+
+
+def default_config(M: int, G: int, N: int, K: int, device: Device, nk: bool) -> ClusterConfig:
+    """Return an untuned problem's config, which has the shortest predicted time."""
+    if limited_by_power(M, N, K) and M > 2048 * G:
+        return LONGEST
+    P, Q = (N, K) if nk else (K, N)
+    return min(TILES, key=lambda config: predicted_us(config, M, G, P, Q, device))
 
 
 def choose_config(M: int, G: int, N: int, K: int, dtype: torch.dtype, device: Device, nk: bool) -> ClusterConfig:
     """Return this problem's tuned config on this GPU, else the default."""
     key = tuning_key(M, G, N, K, dtype, nk)
-    default = default_config(M, G)
+    default = default_config(M, G, N, K, device, nk)
     return first_legal(configs_in_order("cluster_wgrad", key, device, default, lambda c: illegal(c, dtype, device)))
 
 

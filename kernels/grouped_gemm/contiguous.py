@@ -15,7 +15,7 @@ builds a row map, padded row -> row of `a` and `out`, with -1 for padding.
 A is loaded through the map and the result is stored through it. A padded copy would write and read all of A's rows on
 every step. The map costs four bytes per row, read once per tile. These loads compute an address for every row anyway.
 Padding rows load zeros and store nothing. The output is therefore dense, and padding neither produces nor receives a
-NaN. If all groups fill their blocks, there is no map, and the code for it is compiled away.
+NaN. If all groups fill their blocks, the kernel has no map, and the code for it is compiled away.
 
 The weights are addressed by strides: [E, N, K] as checkpoints store them, or a transposed view on [E, K, N], both
 without copies.

@@ -27,6 +27,7 @@ tiles, Triton's tutorial 03; swapped operands for small M, as DeepGEMM and Flash
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -42,13 +43,12 @@ from groupbench.kernels.device import INTERPRETER, Device, device_of, fitted
 from groupbench.kernels.grouped_gemm.experts import expert_of, expert_tiles, of_groups, zero_past
 from groupbench.kernels.grouped_gemm.flat_config import FlatConfig
 from groupbench.kernels.grouped_gemm.flat_pointers import grouped_gemm_pointers
+from groupbench.kernels.grouped_gemm.predict import Tile, limited_by_power, product_us
 from groupbench.kernels.grouped_gemm.support import (
-    SPECIALIZED_WAVES,
     fits,
     illegal_roles,
     illegal_tile,
     no_tma,
-    padded,
     require_operands,
     size_class,
     stored_weights,
@@ -152,22 +152,34 @@ def default_config(M: int, G: int, dtype: torch.dtype, device: Device) -> FlatCo
     return fitted(CONFIGS[name], lambda config: illegal(config, dtype, device))
 
 
+def predicted_us(config: FlatConfig, M: int, G: int, N: int, K: int, device: Device) -> float:
+    """Return a product's predicted time in us."""
+    start, rest = (7.9, 0.9) if config.specialized else (6.4, 1.5)
+    tile = Tile(config.block_m, config.block_n, config.per_sm, start, rest)
+    # With fewer rows, loads and not products limit the loop.
+    tile = tile if config.block_m >= 128 else replace(tile, rest_us=2.2, rate=0.47)
+    return product_us(tile, M, G, N, K, device)
+
+
 def configs_for(
     M: int, G: int, N: int, K: int, dtype: torch.dtype, device: Device, nk: bool
 ) -> list[tuple[str, FlatConfig, str | None]]:
-    """Return (name, config, why it is illegal here): the problem's tuned config, if any, and the defaults."""
+    """Return (name, config, why it is illegal here): tuned, by predicted time, and the default."""
     default = default_config(M, G, dtype, device)
     if device.vendor == "cpu" or dtype == torch.float32:
         return [("default", default, None)]
     key = tuning_key(M, G, N, K, dtype, nk)
     configs = configs_in_order("flat", key, device, default, lambda config: illegal(config, dtype, device))
-    special = CONFIGS["specialized_192" if padded(N, 192) <= 0.95 * padded(N, 256) else "specialized"]
-    waves = M * N / (special.block_m * special.block_n * device.sms)
-    # A weight of 2 bytes takes 2 FLOPs per row of its expert. If memory limits experts with few rows, lockstep slows
-    # the others down too: on an H100, by up to 17 % with 256 rows on average.
-    mean_rows = M / G
-    if mean_rows > device.ridge and waves >= SPECIALIZED_WAVES:
-        configs.insert(-1, ("default", special, illegal(special, dtype, device)))
+    if device.hopper and not fits(M / G, 64):
+        plain = "large" if G <= 64 else "many"
+        # A weight of 2 bytes takes 2 FLOPs per row of its expert. If memory limits experts with few rows, lockstep
+        # slows the others down too: on an H100, by up to 17 % with 256 rows on average.
+        roles = ("specialized", "specialized_192") if device.ridge < M / G else ()
+        names = ("small", "pair", plain, *roles)
+        if limited_by_power(M, N, K):  # tiles of 256 columns read fewer bytes, unless their last one is mostly empty
+            names = roles[math.ceil(N / 192) * 192 <= 0.95 * math.ceil(N / 256) * 256 :][:1] or (plain,)
+        ranked = sorted((CONFIGS[name] for name in names), key=lambda c: predicted_us(c, M, G, N, K, device))
+        configs[-1:-1] = [("predicted", config, illegal(config, dtype, device)) for config in ranked]
     return configs
 
 

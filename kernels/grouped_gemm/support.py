@@ -24,7 +24,6 @@ from groupbench.kernels.grouped_gemm.lockstep_counter import LEAD
 TRITON = tuple(int(part) for part in triton.__version__.split(".")[:2])  # e.g. (3, 7)
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
-SPECIALIZED_WAVES = 8  # tiles per SM; with 4, one order of tiles is 8 % slower than the plain kernel
 
 TMA_BYTES = 16  # the tensor memory accelerator needs addresses and strides that are multiples of this
 
@@ -62,11 +61,6 @@ def illegal_tile(
     if shared > device.shared_bytes:
         return f"{num_stages} stages of A and B tiles take {shared} bytes of {device.shared_bytes}"
     return None
-
-
-def padded(size: int, block: int) -> int:
-    """Return a size rounded up to whole tiles."""
-    return triton.cdiv(size, block) * block
 
 
 def fits(mean_rows: float, rows: int) -> bool:

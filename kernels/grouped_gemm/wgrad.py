@@ -42,13 +42,12 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from groupbench.kernels.configs import launch_keywords
 from groupbench.kernels.device import INTERPRETER, Device, device_of, fitted
+from groupbench.kernels.grouped_gemm.predict import Tile, gradient_us, limited_by_power
 from groupbench.kernels.grouped_gemm.support import (
-    SPECIALIZED_WAVES,
     TRITON,
     illegal_roles,
     illegal_tile,
     no_tma,
-    padded,
     require_gradient_operands,
     worker_count,
 )
@@ -62,7 +61,6 @@ RAGGED_ROWS = 2**30
 RANKED_AT_ONCE = 32  # groups that one program of the plan ranks
 MOST_RANKED = 4096  # groups: each is compared with all others
 SPARSE_ROWS = 8  # of a group on average, up to which "sparse" is faster than cluster_wgrad.py (H200, 2026-11-30)
-TALLER = 1.01  # rows of all tiles of 192 rows over those of tiles of 128, up to which untuned problems take the former
 
 
 # For shapes without a tuned config; those tuned on an H100 are in configs/wgrad_h100.json.
@@ -88,6 +86,10 @@ CONFIGS = {
     "cpu": WgradConfig(32, 32, 32, num_warps=4, num_stages=1, group_p=2),
     "cpu_dynamic": WgradConfig(32, 32, 32, num_warps=4, num_stages=1, group_p=2, dynamic=True),
 }
+PREDICTED = ("paired", "large", "specialized", "specialized_uneven", "specialized_192")
+"""Configs for an untuned problem on Hopper, of which it takes the one with the shortest predicted time."""
+PREDICTED_LOCKSTEP = ("specialized", "specialized_192")
+"""The same for large groups, if power limits the product."""
 
 
 def candidates(mean_rows: float) -> list[WgradConfig]:
@@ -146,6 +148,13 @@ def shared_bytes(config: WgradConfig, dtype: torch.dtype, device: Device = INTER
     return max(stages, store) if config.dynamic and TRITON < (3, 9) else stages + store
 
 
+def predicted_us(config: WgradConfig, M: int, G: int, P: int, Q: int, device: Device) -> float:
+    """Return the predicted time in us."""
+    start, rest = (7.9, 1.2 if config.lockstep else 0.7) if config.specialized else (6.4, 2.9)
+    start += 2.0 if config.dynamic else 0.0  # the launch that ranks the groups
+    return gradient_us(Tile(config.block_p, config.block_q, config.per_sm, start, rest), M, G, P, Q, device)
+
+
 def default_config(M: int, G: int, N: int, K: int, dtype: torch.dtype, device: Device) -> WgradConfig:
     """Return the config for the number of tiles and the work of each, or the nearest one that fits the GPU."""
     if device.vendor == "cpu":
@@ -178,20 +187,17 @@ def _fitted(config: WgradConfig, dtype: torch.dtype, device: Device) -> WgradCon
 def configs_for(
     M: int, G: int, N: int, K: int, dtype: torch.dtype, device: Device, nk: bool
 ) -> list[tuple[str, WgradConfig, str | None]]:
-    """Return (name, config, why it is illegal here) of this problem's tuned config, if any, and of the default."""
+    """Return (name, config, why it is illegal here): tuned, by predicted time, and the default."""
     default = default_config(M, G, N, K, dtype, device)
     if device.vendor == "cpu" or dtype == torch.float32:
         return [("default", default, None)]
     key = tuning_key(M, G, N, K, dtype, nk)
     configs = configs_in_order("wgrad", key, device, default, lambda config: _illegal_for(config, G, dtype, device))
-    special = CONFIGS["specialized_uneven" if M <= 1024 * G else "specialized"]
-    taller = CONFIGS["specialized_192"]
-    P = N if nk else K
-    if padded(P, taller.block_p) <= TALLER * padded(P, special.block_p):
-        special = taller
-    waves = G * K * N / (special.block_p * special.block_q * device.sms)
-    if device.hopper and M > 64 * G and waves >= SPECIALIZED_WAVES:
-        configs.insert(-1, ("default", special, _illegal_for(special, G, dtype, device)))
+    if device.hopper and M > 32 * G:
+        P, Q = (N, K) if nk else (K, N)
+        names = PREDICTED if M <= 1024 * G or not limited_by_power(M, N, K) else PREDICTED_LOCKSTEP
+        ranked = sorted((CONFIGS[name] for name in names), key=lambda c: predicted_us(c, M, G, P, Q, device))
+        configs[-1:-1] = [("predicted", config, _illegal_for(config, G, dtype, device)) for config in ranked]
     return configs
 
 

@@ -128,7 +128,7 @@ def from_flat(config: FlatConfig) -> GateUpConfig:
 def default_config(M: int, G: int, F: int, H: int, dtype: torch.dtype, device: Device) -> GateUpConfig:
     """Return flat.py's own config of the product without activation, or the nearest one that fits the GPU."""
     products = flat.configs_for(M, G, 2 * F, H, dtype, device, nk=True)
-    product_config = first_legal([config for config in products if not config[1].specialized])
+    product_config = first_legal([row for row in products if row[0] != "predicted" and not row[1].specialized])
     config = from_flat(product_config)
     if config.swap and config.block_m > 16:  # two swapped products take longer than one straight product of 64 rows
         config = CONFIGS["small"]
