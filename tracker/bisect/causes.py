@@ -186,7 +186,6 @@ def _header(measuring: Measuring, repository: Path, row: Judged) -> Header:
         bad=span.head.commit,
         cell={**cell, "device": point.environment.facts.device, "plugins": list(measuring.plugins)},
         metric=SEARCH_OF[row.what or "latency"],
-        direction="worse",
         all=False,
         confidence=0.95,
         paths=bisect_git.relevant_paths(repository, span.head.commit, measuring.plugins),

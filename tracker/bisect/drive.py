@@ -12,13 +12,13 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from groupbench.tracker.ab.kept import hardware_of
 from groupbench.tracker.ab.result import LESS_ACCURATE, MORE_ACCURATE, AbCell, AbSettings
 from groupbench.tracker.ab.worktree import Recipe, Spares, checkout
 from groupbench.tracker.bisect.history import BisectError
-from groupbench.tracker.bisect.hunt import BisectResult, Direction, Hunting, Settings, short
+from groupbench.tracker.bisect.hunt import BisectResult, Hunting, Settings, short
 from groupbench.tracker.bisect.search import AbFinding, ComparisonRequest, Rates
 from groupbench.tracker.facts.errors import TrackerError
 from groupbench.tracker.facts.metrics import RMS, finite_or_none
@@ -258,5 +258,4 @@ def _facts(result: AbResult) -> AbFinding:
 
 def settings_of(header: Header) -> Settings:
     """Return the settings for a log's search. The same settings ask the same questions."""
-    direction = cast("Direction", header.direction)
-    return Settings(direction, header.all, header.confidence, Rates())
+    return Settings(header.all, header.confidence, Rates())

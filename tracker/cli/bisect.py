@@ -84,12 +84,6 @@ class BisectOptions:
     metric: str = option(
         "--metric", type=click.Choice(SEARCHED), default="latency", help="Find a change of this metric."
     )
-    direction: str = option(
-        "--direction",
-        type=click.Choice(["worse", "better", "either"]),
-        default="worse",
-        help="Look for a regression, an improvement, or either.",
-    )
     all_: bool = flag(
         "--all",
         help="Search for further causes if the first one explains only part of the change. Default: only if the "
@@ -156,7 +150,7 @@ def bisect(
 
     \b
     Exit codes:
-    0   no regression; or, with --direction better, the improvement was found
+    0   no regression: the same, or an improvement, whose commit is named
     1   a regression was confirmed and the commit named, or BAD's result is wrong or less accurate
     2   usage error
     3   undecided: not resolved, GOOD or BAD fails, or several commits remain
@@ -219,7 +213,6 @@ def _header(
         bad=last,
         cell={**named, "device": cell.device, "plugins": list(cell.plugins)},
         metric=how.metric,
-        direction=how.direction,
         all=how.all_,
         confidence=how.confidence,
         paths=tuple(paths),
