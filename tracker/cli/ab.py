@@ -12,9 +12,9 @@ from typing import Any
 
 import click
 
-from groupbench.tracker.ab.bench import AbCell, AbResult, Bench, RecordsError, as_json, exit_code
+from groupbench.tracker.ab.bench import Bench
 from groupbench.tracker.ab.named_sides import open_sides
-from groupbench.tracker.ab.result import AbSettings, footnotes
+from groupbench.tracker.ab.result import AbCell, AbResult, AbSettings, RecordsError, as_json, exit_code, footnotes
 from groupbench.tracker.cli.declared import argument, command, flag, option, options
 from groupbench.tracker.cli.here import recipe_of, this_project, wait_option
 from groupbench.tracker.cli.options import (

@@ -16,8 +16,7 @@ from cases import rarely
 from nights import Cli
 from repositories import git
 
-from groupbench.tracker.ab.bench import SideAccuracy
-from groupbench.tracker.ab.result import AbVerdict, accuracy_change
+from groupbench.tracker.ab.result import AbVerdict, SideAccuracy, accuracy_change
 from groupbench.tracker.bisect import drive
 from groupbench.tracker.bisect.history import BisectError, read_history, relevant_paths, resolve
 from groupbench.tracker.bisect.log import Header, Log, read_header

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from groupbench.tracker.ab.bench import AbCell, AbResult, AbSide, SideAccuracy
+from groupbench.tracker.ab.result import AbCell, AbResult, SideAccuracy
+from groupbench.tracker.ab.side import AbSide
 from groupbench.tracker.bisect import drive
 from groupbench.tracker.bisect.history import BisectError
 from groupbench.tracker.bisect.log import Header, Log
