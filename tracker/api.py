@@ -78,17 +78,9 @@ class Tracker(AbstractContextManager["Tracker"]):
         `baseline` is the backend for speed-ups. `where` may contain operator, backend, mode, dtype, shape, host,
         protocol, hardware, branch and commit, as in `groupbench history`.
         """
-        from groupbench.tracker.tools import git
-
+        chosen = _filter(where, since, until)
         with self._store.read() as session:
-            points = history(
-                session,
-                _filter(where, since, until),
-                baseline=baseline,
-                limit=limit,
-                all_branches=all_branches,
-                first_parents=git.first_parents,
-            )
+            points = history(session, chosen, baseline=baseline, limit=limit, all_branches=all_branches)
             return Rows(HistoryRow, points.rows)
 
     def compare(

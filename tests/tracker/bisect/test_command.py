@@ -35,6 +35,12 @@ HEADER = Header(
 )  # fmt: skip
 
 
+def test_a_log_that_names_a_direction_still_opens(tmp_path: Path) -> None:
+    log = tmp_path / "earlier.jsonl"
+    log.write_bytes(msgspec.json.encode({**msgspec.to_builtins(HEADER), "direction": "worse"}) + b"\n")
+    assert Log(log, HEADER, resume=True).path == log
+
+
 def make_repository(folder: Path, commits: list[dict[str, Any]]) -> dict[str, str]:
     """Commits by `git fast-import`: name, parents (default: the one before), files. Returns hash by name."""
     folder.mkdir()
