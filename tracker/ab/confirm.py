@@ -18,7 +18,7 @@ from pathlib import Path
 
 from groupbench.tracker.ab.bench import Bench
 from groupbench.tracker.ab.kept import compared_of, environment_of, software_of
-from groupbench.tracker.ab.result import AbCell, AbResult, timing_of
+from groupbench.tracker.ab.result import AbCell, AbResult, cell_of_series
 from groupbench.tracker.ab.side import AbError, AbSide
 from groupbench.tracker.ab.suspects import MOST_AB, Cause, Pair, by_cause, plan, with_toolchain
 from groupbench.tracker.ab.toolchains import PACKAGES, Interpreters
@@ -361,19 +361,9 @@ def _bench(measuring: Measuring, pair: Pair, pythons: tuple[str, str], spares: S
 
 
 def _cell(row: Judged, plugins: Sequence[str]) -> AbCell:
-    series = row.series
     assert row.point is not None
-    return AbCell(
-        operator=series.operator,
-        backend=series.backend,
-        shape=series.shape,
-        dtype=series.dtype,
-        mode=series.mode,
-        seed=series.seed,
-        device=row.point.environment.facts.device,
-        plugins=tuple(plugins),
-        **timing_of(series.protocol),
-    )
+    device = row.point.environment.facts.device
+    return AbCell(**cell_of_series(row.series), device=device, plugins=tuple(plugins))
 
 
 def _compared(row: Judged, result: AbResult, pair: Pair) -> Compared:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from groupbench.tracker.ab.result import timing_of
+from groupbench.tracker.ab.result import CELL, cell_of_series
 from groupbench.tracker.bisect import history as bisect_git
 from groupbench.tracker.bisect import log as bisect_log
 from groupbench.tracker.bisect import report
@@ -51,7 +51,6 @@ COLUMNS = (
     Column("probability", "confidence", lambda v: "" if v is None else f"{v:.4f}", right=True),
     Column("note", "note", wraps=True),
 )
-_CELL = ("operator", "backend", "shape", "dtype", "mode", "seed")
 
 
 @dataclass(frozen=True)
@@ -227,7 +226,7 @@ def _cell_of_series(context: click.Context, cell: BisectCell, series: str) -> di
     """
     from groupbench.tracker.query.series import find_series
 
-    conflicting = [name for name in _CELL if getattr(cell, name) is not None]
+    conflicting = [name for name in CELL if getattr(cell, name) is not None]
     if conflicting:
         raise click.UsageError(f"--series selects the cell; it cannot be combined with --{conflicting[0]}", context)
     number = series.partition(".")[0]
@@ -235,14 +234,14 @@ def _cell_of_series(context: click.Context, cell: BisectCell, series: str) -> di
         matches = [row for row in find_series(session, Filter()) if str(row.pk) == number]
     if not matches:
         raise QueryError(f"no series {series!r}; `groupbench list series` prints them with their numbers")
-    return {name: getattr(matches[0], name) for name in _CELL} | timing_of(matches[0].protocol)
+    return cell_of_series(matches[0])
 
 
 def _cell_of_options(context: click.Context, cell: BisectCell) -> dict[str, Any]:
     missing = [name for name in ("operator", "backend", "shape") if not getattr(cell, name)]
     if missing:
         raise click.UsageError(f"nothing to measure: give --series, or --{' and --'.join(missing)}", context)
-    named = {name: value for name in _CELL if (value := getattr(cell, name)) is not None}
+    named = {name: value for name in CELL if (value := getattr(cell, name)) is not None}
     return {"mode": "fwd", "seed": 0, **named}
 
 
