@@ -322,7 +322,7 @@ def _finished(cell: Live, machine: Machine, run: Run) -> Record:
             metrics["kernels"] = float(len(cell.launched))
             kernels = machine_code.with_launched(kernels, cell.launched)
         metrics |= {name: float(holds) for name, holds in cell.properties.items()}
-        extra |= {"accuracy": cell.accuracy, "kernels": kernels, "code": prepared.code, "metrics": metrics}
+        extra |= {"accuracy": cell.accuracy, "kernels": kernels, "metrics": metrics}
         if cell.bursts:
             extra["latency"] = _latency(prepared, cell.bursts)
         machine = replace(machine, environment=environment.with_variables(machine.environment, prepared.variables))

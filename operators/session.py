@@ -31,7 +31,6 @@ from groupbench.operators.measure.wire import Job
 from groupbench.operators.vet import vetted
 from groupbench.tracker.facts.bursts import Bursts
 from groupbench.tracker.facts.exits import ExitCode
-from groupbench.tracker.facts.kernel_files import FOLDER, KernelFolder
 from groupbench.tracker.facts.loaded import ListsOnce
 from groupbench.tracker.facts.physics import unusual
 from groupbench.tracker.facts.record import (
@@ -81,8 +80,6 @@ class Session:
     shows_table: bool = True  # False if the host has shown its own
     records: list[Record] = field(default_factory=list)
     run: Run | None = None
-    kernels: KernelFolder | None = None
-    unkept: bool = False  # the code of kernels could not be written
     unwritten: bool = False  # a requested file could not be written
     lacking: bool = False  # a record lacks something that was asked for
 
@@ -170,7 +167,7 @@ class Session:
             progress.printed, progress.missed = self.logs.keep, self._missed
             try:
                 for record in map(vetted, produce(self.run, progress)):
-                    record = ceilings.see(self._keep_code(record))
+                    record = ceilings.see(record)
                     self.records.append(record)
                     write(record)
                     progress.finished(record)
@@ -187,21 +184,6 @@ class Session:
     def _missed(self, text: str) -> None:
         self.lacking = True
         print(storable(f"tritonbench: {text}"), file=sys.stderr)
-
-    def _keep_code(self, record: Record) -> Record:
-        """Keep a record's kernel code in a folder next to the records. Return the record without it.
-
-        An unwritable folder is reported once: the measurement is worth more than the kernels.
-        """
-        if record.code and self.records_path is not None and not self.unkept:
-            folder = os.environ.get("GROUPBENCH_KERNELS") or self.records_path.parent / FOLDER
-            self.kernels = self.kernels or KernelFolder(Path(folder))
-            try:
-                self.kernels.add(record.code)
-            except OSError as error:
-                self.unkept = True
-                print(f"tritonbench: kernels are not kept: {self.kernels.path}: {error.strerror}", file=sys.stderr)
-        return msgspec.structs.replace(record, code=())
 
     def show(self) -> None:
         """Print the table in the requested formats, and a line with counts."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager
 from datetime import datetime
 from typing import TYPE_CHECKING
 
@@ -52,7 +53,7 @@ def open_tracker(location: str | os.PathLike[str] = "groupbench.db") -> Tracker:
     return Tracker(open_store(location, create=False), location)
 
 
-class Tracker:
+class Tracker(AbstractContextManager["Tracker"]):
     """An open store. A context manager; each query sees one snapshot of the database.
 
     Names, shapes and sizes are as on the command line. An unknown name raises QueryError, which lists the known ones.
@@ -77,17 +78,9 @@ class Tracker:
         `baseline` is the backend for speed-ups. `where` may contain operator, backend, mode, dtype, shape, host,
         protocol, hardware, branch and commit, as in `groupbench history`.
         """
-        from groupbench.tracker.tools import git
-
+        chosen = _filter(where, since, until)
         with self._store.read() as session:
-            points = history(
-                session,
-                _filter(where, since, until),
-                baseline=baseline,
-                limit=limit,
-                all_branches=all_branches,
-                first_parents=git.first_parents,
-            )
+            points = history(session, chosen, baseline=baseline, limit=limit, all_branches=all_branches)
             return Rows(HistoryRow, points.rows)
 
     def compare(
@@ -170,9 +163,6 @@ class Tracker:
 
     def close(self) -> None:
         self._store.close()
-
-    def __enter__(self) -> Tracker:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

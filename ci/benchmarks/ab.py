@@ -26,9 +26,10 @@ from typing import Any
 
 import numpy as np
 
-from groupbench.tracker.ab.bench import AbCell, AbSide, Bench, rule_for
-from groupbench.tracker.ab.result import AbSettings
+from groupbench.tracker.ab.bench import Bench
+from groupbench.tracker.ab.result import AbCell, AbSettings, rule_for
 from groupbench.tracker.ab.sequential import MAX_BLOCKS
+from groupbench.tracker.ab.side import AbSide
 from groupbench.tracker.facts.grouping import grouped
 
 from . import ab_noise

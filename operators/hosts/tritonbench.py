@@ -348,7 +348,6 @@ def _record(event: Event, machine: Machine, run: Run) -> Record:
         latency=event.latency,
         accuracy=event.accuracy,
         kernels=kernels,
-        code=event.code,
         duration_s=event.duration_s,
         metrics=machine_code.metrics_of(kernels),
         loaded=None if event.seen is None else fingerprints().of(*event.seen),

@@ -8,7 +8,6 @@ it.
 from __future__ import annotations
 
 import hashlib
-import re
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -45,7 +44,7 @@ def watched(code: dict[str, Code] | None = None) -> Iterator[list[Kernel]]:
         if kernel is not None:
             kernels.setdefault(kernel.hash or kernel.name, kernel)
             if code is not None and kernel.hash is not None and kernel.hash not in code:
-                code[kernel.hash] = _code_of(kernel.hash, compiled, self)
+                code[kernel.hash] = _code_of(kernel.hash, compiled)
         return compiled
 
     with replaced(JITFunction, "run", run), _bound_at_every_launch():
@@ -122,28 +121,14 @@ def _describe(compiled: Any, kwargs: dict[str, Any]) -> Kernel | None:
         return None
 
 
-def _code_of(hash_: str, compiled: Any, function: Any) -> Code:
+def _code_of(hash_: str, compiled: Any) -> Code:
     """Return a compiled kernel's code without line numbers and debug information, which the hash ignores."""
-    asm = compiled.asm
-    ptx, ttgir, cubin = asm.get("ptx"), asm.get("ttgir"), asm.get("cubin")
-    source = getattr(function, "src", None)
+    ptx, cubin = compiled.asm.get("ptx"), compiled.asm.get("cubin")
     return Code(
         hash=hash_,
-        name=compiled.metadata.name,
-        source=source if isinstance(source, str) else None,
-        ttgir=without_locations(ttgir) if isinstance(ttgir, str) else None,
         ptx="\n".join(instructions(ptx)) if isinstance(ptx, str) else None,
         cubin=bytes(cubin) if isinstance(cubin, bytes | bytearray) else None,
     )
-
-
-def without_locations(ttgir: str) -> str:
-    """Return MLIR without source locations."""
-    lines = (_LOCATION.sub("", line).rstrip() for line in ttgir.splitlines() if not line.startswith("#loc"))
-    return "\n".join(line for line in lines if line)
-
-
-_LOCATION = re.compile(r" loc\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\)")
 
 
 def _number(compiled: Any, name: str) -> int | None:

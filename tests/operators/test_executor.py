@@ -407,7 +407,7 @@ def test_kernels_are_analysed_during_the_last_checks_of_all_cells(
         if request.verb == "restore" and verbs.count("restore") == 1:
             both.wait(TIMEOUT_S)  # the analyses of both cells have begun
         reply = ask(self, request)
-        code = (Code(hash="h", name="k"),)
+        code = (Code(hash="h"),)
         return msgspec.structs.replace(reply, code=code) if isinstance(reply, Prepared) else reply
 
     monkeypatch.setattr(Scripted, "ask", answer)

@@ -16,8 +16,7 @@ import pytest
 
 from groupbench.operators.errors import Incomplete, UsageError
 from groupbench.operators.session import Session, _Rows, check_writable
-from groupbench.tracker.facts.kernel_files import KernelFolder
-from groupbench.tracker.facts.record import Code, Environment, Latency, Record, encode, read
+from groupbench.tracker.facts.record import Environment, Latency, Record, encode, read
 from groupbench.tracker.tools import device_lock
 
 Make = Callable[..., Record]
@@ -316,23 +315,6 @@ def test_trying_a_path_leaves_no_file(tmp_path: Path) -> None:
     (tmp_path / "old").write_text("kept")
     check_writable(tmp_path / "old")
     assert (tmp_path / "old").read_text() == "kept"
-
-
-def test_the_code_of_kernels_is_kept_next_to_the_records(tmp_path: Path, make: Callable[..., Record]) -> None:
-    code = Code(hash="c" * 16, name="gemm", ptx="ret;")
-    session = Session(records_path=tmp_path / "night.jsonl")
-    assert session._keep_code(make(code=[msgspec.to_builtins(code)])).code == ()
-    assert KernelFolder(tmp_path / "kernels").get("c" * 16) == code
-
-
-def test_kernels_that_cannot_be_kept_are_reported_once(
-    tmp_path: Path, make: Callable[..., Record], capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "kernels").write_text("a file")
-    session = Session(records_path=tmp_path / "night.jsonl")
-    record = make(code=[msgspec.to_builtins(Code(hash="c" * 16, name="gemm"))])
-    assert session._keep_code(record).code == session._keep_code(record).code == ()
-    assert capsys.readouterr().err.count("kernels are not kept") == 1
 
 
 def test_rows_of_finished_cells_count_each_once_and_tell_the_time_left(make: Make) -> None:

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from groupbench.tracker.ab import confirm as confirming
-from groupbench.tracker.ab.bench import AbCell, AbError, AbResult
+from groupbench.tracker.ab.result import AbCell, AbResult
+from groupbench.tracker.ab.side import AbError
 from groupbench.tracker.ab.worktree import CheckoutError, WorktreeError
 
 

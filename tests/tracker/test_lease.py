@@ -307,7 +307,9 @@ def test_two_evaluations_take_turns_and_a_killed_one_frees_the_device(
 def test_the_bursts_of_two_comparisons_never_overlap(monkeypatch: pytest.MonkeyPatch) -> None:
     """Both run at once in threads, which switch during every burst."""
     from groupbench.tracker.ab import bench
-    from groupbench.tracker.ab.bench import AbCell, AbSettings, AbSide, Bench
+    from groupbench.tracker.ab.bench import Bench
+    from groupbench.tracker.ab.result import AbCell, AbSettings
+    from groupbench.tracker.ab.side import AbSide
 
     calls: list[int] = []
 

@@ -9,64 +9,20 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 from groupbench.tracker.ab.answers import ListedCell
 from groupbench.tracker.ab.comparing import RunningComparison
-from groupbench.tracker.ab.result import (
-    AbCell,
-    AbResult,
-    AbSettings,
-    Block,
-    RecordsError,
-    SideAccuracy,
-    append_record,
-    as_json,
-    exit_code,
-    rule_for,
-)
+from groupbench.tracker.ab.result import AbCell, AbResult, AbSettings, append_record
 from groupbench.tracker.ab.side import AbError, AbSide, SideError, SideFailure, SideProcess
 from groupbench.tracker.tools.lease import lease, require_free
-
-__all__ = [
-    "AbCell",
-    "AbError",
-    "AbResult",
-    "AbSettings",
-    "AbSide",
-    "Bench",
-    "Block",
-    "RecordsError",
-    "SideAccuracy",
-    "as_json",
-    "exit_code",
-    "rule_for",
-]
 
 T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
-
-
-class Closing(ABC):
-    """A context manager whose end is `close`."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    @abstractmethod
-    def close(self) -> None:
-        """Release the processes and folders that this object uses."""
 
 
 class AnswerError(AbError):
@@ -77,7 +33,7 @@ class AnswerError(AbError):
         self.status = status
 
 
-class Bench(Closing):
+class Bench(contextlib.AbstractContextManager["Bench"]):
     """Compares two sides, with one long-lived process for each. A context manager.
 
     Args:
@@ -106,6 +62,9 @@ class Bench(Closing):
         self.seed, self.records, self.progress = seed, records, progress
         self.results: list[AbResult] = []
         self._sides: tuple[SideProcess, SideProcess] | None = None
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def close(self) -> None:
         """End both sides. The next comparison starts new ones."""

@@ -16,9 +16,10 @@ from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
-from groupbench.tracker.ab.bench import AbCell, AbError, AbResult, AbSide, Bench
+from groupbench.tracker.ab.bench import Bench
 from groupbench.tracker.ab.kept import compared_of, environment_of, software_of
-from groupbench.tracker.ab.result import timing_of
+from groupbench.tracker.ab.result import AbCell, AbResult, cell_of_series
+from groupbench.tracker.ab.side import AbError, AbSide
 from groupbench.tracker.ab.suspects import MOST_AB, Cause, Pair, by_cause, plan, with_toolchain
 from groupbench.tracker.ab.toolchains import PACKAGES, Interpreters
 from groupbench.tracker.ab.worktree import (
@@ -51,16 +52,16 @@ SHARE, LEAST_S = 0.1, 180.0
 """Share of the time of a night that its A/Bs may take, and the time that they may always take."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Confirmed:
     """The outcome of a run's suspects."""
 
-    compared: tuple[tuple[Judged, Compared], ...] = field(default=())
-    left_out: tuple[Judged, ...] = field(default=())  # the budget was spent
-    enough: tuple[Judged, ...] = field(default=())  # the cause has its `MOST_AB` comparisons
-    inconclusive: tuple[Judged, ...] = field(default=())  # compared before, without a decision
-    elsewhere: tuple[Judged, ...] = field(default=())  # this machine cannot measure them
-    failed: tuple[Judged, ...] = field(default=())  # measured once, and failed when it was repeated
+    compared: list[tuple[Judged, Compared]] = field(default_factory=list)
+    left_out: list[Judged] = field(default_factory=list)  # the budget was spent
+    enough: list[Judged] = field(default_factory=list)  # the cause has its `MOST_AB` comparisons
+    inconclusive: list[Judged] = field(default_factory=list)  # compared before, without a decision
+    elsewhere: list[Judged] = field(default_factory=list)  # this machine cannot measure them
+    failed: list[Judged] = field(default_factory=list)  # measured once, and failed when it was repeated
 
     @property
     def decided(self) -> bool:
@@ -156,7 +157,7 @@ def confirm(
         WorktreeError: `repo` is not a clone.
     """
     tried: set[int] = set()
-    inconclusive: list[Judged] = []
+    outcome = Confirmed()
     end = clock() + budget_s
 
     def judge() -> gate.Gate:
@@ -167,7 +168,7 @@ def confirm(
     search(judged := judge())
     with Spares() as spares, ExitStack() as opened:
         confirming = _Confirming(
-            store, measuring, measuring.found_by(say), report, say, clock, end, spares, opened, repeat=repeat
+            store, measuring, measuring.found_by(say), report, say, clock, end, spares, opened, outcome, repeat
         )
         while True:
             with store.read() as session:
@@ -176,7 +177,7 @@ def confirm(
                 pairs, before = plan(suspects, earlier, again)
                 failing = [row for row in judged.rows if row.verdict.fails and row.ab_base is None]
                 causes = by_cause(session, pairs, suspects, failing) if pairs else []
-            inconclusive += before
+            outcome.inconclusive += before
             if not causes:
                 break
             if not tried:
@@ -191,14 +192,7 @@ def confirm(
             # A difference lets the gate ask about further series: the machine did not move all of them.
             if clock() >= end or not any(cause.differs for cause in causes):
                 break
-    return Confirmed(
-        tuple(confirming.done),
-        tuple(confirming.left_out),
-        tuple(confirming.enough),
-        tuple(inconclusive),
-        tuple(confirming.elsewhere),
-        tuple(confirming.unrepeated),
-    )
+    return outcome
 
 
 @dataclass
@@ -214,12 +208,8 @@ class _Confirming:
     end: float
     spares: Spares
     opened: ExitStack  # the bench of `_bench`
-    done: list[tuple[Judged, Compared]] = field(default_factory=list)
-    left_out: list[Judged] = field(default_factory=list)
-    enough: list[Judged] = field(default_factory=list)
-    elsewhere: list[Judged] = field(default_factory=list)
-    unrepeated: list[Judged] = field(default_factory=list)
-    repeat: bool = False
+    outcome: Confirmed
+    repeat: bool
     repeated: set[tuple[int, str, str]] = field(default_factory=set)
     failed: dict[tuple[str, ...], WorktreeError | AbError] = field(default_factory=dict)  # by ends
     bench: tuple[tuple[str, ...], Bench] | None = None  # the open one
@@ -227,7 +217,7 @@ class _Confirming:
     def decide(self, cause: Cause) -> None:
         """Measure the suspects of a cause, as long as there is time."""
         if self.clock() >= self.end:
-            self.left_out += [row for pair in cause.pairs for row in pair.rows]
+            self.outcome.left_out += [row for pair in cause.pairs for row in pair.rows]
             return
         for pair in cause.pairs:
             cause.rows = list(pair.rows)
@@ -236,7 +226,7 @@ class _Confirming:
                 self._give_up(pair, cause.rows, error)
                 continue
             self._add(*cause.inherited(pair))
-            (self.enough if cause.next() is None else self.left_out).extend(cause.rows)
+            (self.outcome.enough if cause.next() is None else self.outcome.left_out).extend(cause.rows)
         if self.repeat and (lone := cause.lone) is not None:
             self._tried(lone[0], partial(self._repeat, *lone))
 
@@ -288,7 +278,7 @@ class _Confirming:
     def _give_up(self, pair: Pair, rows: Sequence[Judged], error: WorktreeError | AbError) -> None:
         """Note the suspects of a pair that cannot be measured."""
         if isinstance(error, AbError | CheckoutError):  # this machine is at fault: another may measure them
-            self.elsewhere += rows
+            self.outcome.elsewhere += rows
             return
         for row in rows:  # a commit is not available here
             at, details = datetime.now(UTC), pair.details(row)
@@ -302,7 +292,7 @@ class _Confirming:
         compared = _compared(row, result, pair)
         if self._is_in_doubt(row, compared, alone) and (second := self._result(bench, cell)) is not None:
             repeated = _compared(row, second, pair)
-            self.unrepeated += [row] * (repeated.verdict == FAILED and compared.verdict == DIFFERENT)
+            self.outcome.failed += [row] * (repeated.verdict == FAILED and compared.verdict == DIFFERENT)
             if repeated.decided or compared.verdict != DIFFERENT:  # the second answer counts, if it is one
                 result, compared = second, repeated
         return compared, result.failed_side != "both"
@@ -331,7 +321,7 @@ class _Confirming:
             with self.store.write() as session:
                 for row, compared in made:
                     comparisons.store(session, row.series.pk, compared)
-        self.done += made
+        self.outcome.compared += made
         for row, compared in made:
             self.report(row, compared)
 
@@ -371,19 +361,9 @@ def _bench(measuring: Measuring, pair: Pair, pythons: tuple[str, str], spares: S
 
 
 def _cell(row: Judged, plugins: Sequence[str]) -> AbCell:
-    series = row.series
     assert row.point is not None
-    return AbCell(
-        operator=series.operator,
-        backend=series.backend,
-        shape=series.shape,
-        dtype=series.dtype,
-        mode=series.mode,
-        seed=series.seed,
-        device=row.point.environment.facts.device,
-        plugins=tuple(plugins),
-        **timing_of(series.protocol),
-    )
+    device = row.point.environment.facts.device
+    return AbCell(**cell_of_series(row.series), device=device, plugins=tuple(plugins))
 
 
 def _compared(row: Judged, result: AbResult, pair: Pair) -> Compared:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import shlex
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -16,7 +17,7 @@ from typing import Any, Literal
 import msgspec
 
 from groupbench.tracker.ab.answers import ListedCell, Offer
-from groupbench.tracker.ab.bench import AnswerError, Bench, Closing
+from groupbench.tracker.ab.bench import AnswerError, Bench
 from groupbench.tracker.ab.result import AbCell, AbResult, AbSettings, RanOut
 from groupbench.tracker.ab.side import AbError, AbSide
 from groupbench.tracker.facts.exits import ExitCode
@@ -78,7 +79,7 @@ class Evaluation:
     to_try: list[str] = field(default_factory=list)
 
 
-class Evaluator(Closing):
+class Evaluator(AbstractContextManager["Evaluator"]):
     """Evaluates candidates in long-lived processes. A context manager.
 
     Args:
@@ -104,6 +105,9 @@ class Evaluator(Closing):
             AbSettings(budget_s=budget_s, min_effect=min_effect, timeout_s=timeout_s, times_right_alone=True),
             progress=progress,
         )
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def close(self) -> None:
         """End all processes."""

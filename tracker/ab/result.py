@@ -21,6 +21,7 @@ from groupbench.tracker.text.wording import change_in_words, counted, some
 
 if TYPE_CHECKING:
     from groupbench.tracker.ab.sequential import Rule
+    from groupbench.tracker.query.rows import SeriesRow
 
 AbVerdict = Literal["same", "different", "unknown", "failed"]
 RanOut = Literal["budget", "blocks", "timeout"]
@@ -47,6 +48,15 @@ def timing_of(protocol: str) -> dict[str, Any]:
     idle = next((part[len("idle=") : -1] for part in parts if part.startswith("idle=")), None)
     timing = {} if idle is None else {"idle_s": float(idle)}
     return timing | ({"cudagraph": True} if "cudagraph" in parts else {})
+
+
+CELL = ("operator", "backend", "shape", "dtype", "mode", "seed")
+"""The AbCell fields that a series has."""
+
+
+def cell_of_series(series: SeriesRow) -> dict[str, Any]:
+    """Return the AbCell fields set by a series."""
+    return {name: getattr(series, name) for name in CELL} | timing_of(series.protocol)
 
 
 @dataclass(frozen=True)

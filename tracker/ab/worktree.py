@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 
 from groupbench.tracker.ab.submodules import NO_HOOKS, add_submodules
 from groupbench.tracker.facts.errors import TrackerError
@@ -115,7 +114,7 @@ def resolve(repo: Path, commit: str, otherwise: str = "no folder has that name e
     return full
 
 
-class Spares:
+class Spares(AbstractContextManager["Spares"]):
     """Unused worktrees, for later commits of the same repository. A context manager.
 
     Git then writes only the files that differ: in a repository of 50,000 files, a second instead of ten. The end of the
@@ -125,12 +124,7 @@ class Spares:
     def __init__(self) -> None:
         self._free: list[_Worktree] = []
 
-    def __enter__(self) -> Spares:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         while self._free:
             self._free.pop().remove()
 

@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session
 
 from groupbench.tracker.ab.confirm import CELL_S, Measuring
 from groupbench.tracker.ab.kept import hardware_of
-from groupbench.tracker.ab.result import AbResult, timing_of
+from groupbench.tracker.ab.result import AbResult, cell_of_series
 from groupbench.tracker.bisect import history as bisect_git
 from groupbench.tracker.bisect.log import Header, LogError, bench_of
 from groupbench.tracker.bisect.run import OutOfTime, Searched, run
@@ -29,8 +29,6 @@ from groupbench.tracker.store.engine import Store
 from groupbench.tracker.text.repro import HOSTS, SEARCH_OF
 from groupbench.tracker.text.wording import counted
 from groupbench.tracker.tools import git
-
-_CELL = ("operator", "backend", "shape", "dtype", "mode", "seed")
 
 
 @dataclass
@@ -179,14 +177,16 @@ def _log_of(repository: Path, header: Header) -> Path:
 def _header(measuring: Measuring, repository: Path, row: Judged) -> Header:
     span, point = row.span, row.point
     assert span is not None and span.base is not None and point is not None
-    cell = {name: getattr(row.series, name) for name in _CELL} | timing_of(row.series.protocol)
     return Header(
         repository=str(repository),
         good=span.base.commit,
         bad=span.head.commit,
-        cell={**cell, "device": point.environment.facts.device, "plugins": list(measuring.plugins)},
+        cell={
+            **cell_of_series(row.series),
+            "device": point.environment.facts.device,
+            "plugins": list(measuring.plugins),
+        },
         metric=SEARCH_OF[row.what or "latency"],
-        direction="worse",
         all=False,
         confidence=0.95,
         paths=bisect_git.relevant_paths(repository, span.head.commit, measuring.plugins),

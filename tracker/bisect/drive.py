@@ -9,23 +9,24 @@ import sys
 import zlib
 from collections import OrderedDict
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from groupbench.tracker.ab.kept import hardware_of
 from groupbench.tracker.ab.result import LESS_ACCURATE, MORE_ACCURATE, AbCell, AbSettings
 from groupbench.tracker.ab.worktree import Recipe, Spares, checkout
 from groupbench.tracker.bisect.history import BisectError
-from groupbench.tracker.bisect.hunt import BisectResult, Direction, Hunting, Settings, short
+from groupbench.tracker.bisect.hunt import BisectResult, Hunting, Settings, short
 from groupbench.tracker.bisect.search import AbFinding, ComparisonRequest, Rates
 from groupbench.tracker.facts.errors import TrackerError
 from groupbench.tracker.facts.metrics import RMS, finite_or_none
 from groupbench.tracker.text.unchecked import merged
 
 if TYPE_CHECKING:
-    from groupbench.tracker.ab.bench import AbCell, AbResult, AbSide, Bench, SideAccuracy
+    from groupbench.tracker.ab.bench import Bench
+    from groupbench.tracker.ab.result import AbResult, SideAccuracy
+    from groupbench.tracker.ab.side import AbSide
     from groupbench.tracker.bisect.log import Header, Log
 
 logger = logging.getLogger(__name__)
@@ -70,7 +71,7 @@ def drive(
         return result
 
 
-class AbComparator:
+class AbComparator(AbstractContextManager["AbComparator"]):
     """Compares commits by an A/B of their checkouts. The most recently used checkouts are kept."""
 
     def __init__(self, repository: Path, header: Header, keep: Keep | None = None) -> None:
@@ -102,7 +103,7 @@ class AbComparator:
 
     def _side(self, name: str) -> AbSide:
         """Return a commit's checkout as a side. Raises TrackerError."""
-        from groupbench.tracker.ab.bench import AbSide
+        from groupbench.tracker.ab.side import AbSide
 
         return AbSide(short(name), self._checkout(name), self._python, name, self._recipe.pythonpath)
 
@@ -171,14 +172,9 @@ class AbComparator:
         if len(reasons) >= MOST_BUILDS:
             raise BisectError(reasons[-1])
 
-    def __enter__(self) -> AbComparator:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         with self._spares, ExitStack() as every:
-            for stack, _ in self._checkouts.values():
+            for stack, _path in self._checkouts.values():
                 every.push(stack)
 
 
@@ -258,5 +254,4 @@ def _facts(result: AbResult) -> AbFinding:
 
 def settings_of(header: Header) -> Settings:
     """Return the settings for a log's search. The same settings ask the same questions."""
-    direction = cast("Direction", header.direction)
-    return Settings(direction, header.all, header.confidence, Rates())
+    return Settings(header.all, header.confidence, Rates())

@@ -24,8 +24,7 @@ from groupbench.tracker.bisect.search import (
     side,
 )
 
-Direction = Literal["worse", "better", "either"]
-Outcome = Literal["none", "found", "narrowed", "opposite", "inaccurate", "undecided"]
+Outcome = Literal["none", "found", "narrowed", "inaccurate", "undecided"]
 
 
 @dataclass(frozen=True)
@@ -128,7 +127,6 @@ class History:
 class Settings:
     """The settings of a search."""
 
-    direction: Direction = "worse"
     all: bool = False  # also search for changes that the first commit does not explain
     confidence: float = 0.95  # probability required to name a commit
     rates: Rates = field(default_factory=Rates)
@@ -178,7 +176,7 @@ def _hunt(history: History, settings: Settings, trace: Trace) -> Hunting:
     if history.key(good) == history.key(bad):
         return BisectResult("none", "no regression to find: GOOD and BAD have the same files in the relevant paths")
     ends = yield from compare(good, bad, "ends", trace)
-    early = _without_search(ends, settings, good, bad)
+    early = _without_search(ends, good, bad)
     if early is not None:
         return early
     assert ends.effect is not None
@@ -197,7 +195,7 @@ def _hunt(history: History, settings: Settings, trace: Trace) -> Hunting:
     return hunter.result(ends, culprits)
 
 
-def _without_search(ends: AbFinding, settings: Settings, good: str, bad: str) -> BisectResult | None:
+def _without_search(ends: AbFinding, good: str, bad: str) -> BisectResult | None:
     """Return the result if the ends leave nothing to search, else None."""
     if ends.verdict == "failed":
         which = {"base": f"GOOD ({short(good)})", "head": f"BAD ({short(bad)})"}.get(
@@ -205,33 +203,22 @@ def _without_search(ends: AbFinding, settings: Settings, good: str, bad: str) ->
         )
         return BisectResult("undecided", f"{which} fails: {ends.message}", ends)
     slower = ends.verdict == "different" and ends.effect is not None and ends.effect > 0
-    inaccurate = None if slower else _inaccurate(ends, settings)
+    inaccurate = None if slower else _inaccurate(ends)
     if inaccurate is not None:
         return inaccurate
     if ends.verdict == "same":
-        what = {"worse": "regression", "better": "improvement", "either": "change"}[settings.direction]
-        return BisectResult("none", f"no {what} to find: GOOD and BAD measure the same", ends)
+        return BisectResult("none", "no regression to find: GOOD and BAD measure the same", ends)
     if ends.verdict == "unknown" or not ends.effect:
         return BisectResult(
             "undecided", "it is not clear whether GOOD and BAD differ: raise --budget, or measure again", ends
         )
-    if settings.direction == "worse" and ends.effect < 0:
-        return BisectResult("opposite", "BAD is better than GOOD; --direction better finds the improvement", ends)
-    if settings.direction == "better" and ends.effect > 0:
-        return BisectResult("opposite", "BAD is worse than GOOD; --direction worse finds the regression", ends)
     return None
 
 
-def _inaccurate(ends: AbFinding, settings: Settings) -> BisectResult | None:
-    """Return the result if BAD's result is wrong or less accurate, else None.
-
-    No speed-up makes up for a wrong result. One may make up for a less accurate result, if an improvement is searched.
-    """
-    if ends.accuracy == "wrong":
-        what = "wrong, and GOOD's is right"
-    elif ends.accuracy == "less accurate" and settings.direction == "worse":
-        what = "less accurate than GOOD's"
-    else:
+def _inaccurate(ends: AbFinding) -> BisectResult | None:
+    """Return the result if BAD's result is wrong or less accurate, for which no speed-up makes up, else None."""
+    what = {"wrong": "wrong, and GOOD's is right", "less accurate": "less accurate than GOOD's"}.get(ends.accuracy)
+    if what is None:
         return None
     return BisectResult("inaccurate", f"BAD's result is {what}; --metric accuracy finds the commit", ends)
 
@@ -406,7 +393,7 @@ class _Hunter:
             none = BisectResult(
                 "none", f"no {what} to find: the difference between GOOD and BAD did not appear again", ends
             )
-            return _inaccurate(ends, self.settings) or none
+            return _inaccurate(ends) or none
         if not culprits:
             note = self.undecided.note if self.undecided else ""
             return BisectResult("undecided", f"the {what} exists, but no commit could be named: {note}", ends, (), rest)

@@ -20,7 +20,7 @@ from groupbench.tracker.text.files import append_whole
 VERSION = 1
 
 
-class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class Header(msgspec.Struct, frozen=True, kw_only=True):  # earlier logs have a direction
     """The search of a log. The findings are valid for no other search."""
 
     bisect: int = VERSION
@@ -29,7 +29,6 @@ class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     bad: str
     cell: dict[str, Any]  # operator, backend, shape, dtype, mode, seed, device, plugins, timing
     metric: str
-    direction: str
     all: bool
     confidence: float
     paths: tuple[str, ...] = ()

@@ -12,9 +12,9 @@ from typing import Any
 
 import click
 
-from groupbench.tracker.ab.bench import AbCell, AbResult, Bench, RecordsError, as_json, exit_code
+from groupbench.tracker.ab.bench import Bench
 from groupbench.tracker.ab.named_sides import open_sides
-from groupbench.tracker.ab.result import AbSettings, footnotes
+from groupbench.tracker.ab.result import AbCell, AbResult, AbSettings, RecordsError, as_json, exit_code, footnotes
 from groupbench.tracker.cli.declared import argument, command, flag, option, options
 from groupbench.tracker.cli.here import recipe_of, this_project, wait_option
 from groupbench.tracker.cli.options import (
@@ -28,7 +28,6 @@ from groupbench.tracker.cli.options import (
 )
 from groupbench.tracker.cli.output import Column, Format, output_formats, say, write_json, write_notes, write_table
 from groupbench.tracker.facts.grouping import grouped
-from groupbench.tracker.facts.metrics import relative
 from groupbench.tracker.facts.vocabulary import SEED_HELP
 from groupbench.tracker.text.wording import counted, duration, milliseconds, printable, signed_percent
 from groupbench.tracker.tools import signals
@@ -207,25 +206,9 @@ def _show(results: list[AbResult], form: Format) -> None:
 
 def as_row(result: AbResult) -> dict[str, Any]:
     """Return a comparison as a row for COLUMNS."""
-    cell = result.cell
-    return {
-        "verdict": result.verdict,
-        "conclusion": result.conclusion,
-        "operator": cell.operator,
-        "backend": cell.backend,
-        "shape": cell.shape,
-        "dtype": cell.dtype,
-        "base_ms": result.base_ms,
-        "head_ms": result.head_level_ms,
-        "change": result.change,
-        "change_low": relative(result.low),
-        "change_high": relative(result.high),
-        "base_rms": result.base_accuracy and result.base_accuracy.rms,
-        "head_rms": result.head_accuracy and result.head_accuracy.rms,
-        "blocks": result.blocks,
-        "seconds": result.seconds,
-        "message": result.note,
-    }
+    body, sides = as_json(result), {"base": result.base_accuracy, "head": result.head_accuracy}
+    rms = {f"{side}_rms": accuracy and accuracy.rms for side, accuracy in sides.items()}
+    return {**body, **body["cell"], **rms, "head_ms": result.head_level_ms, "message": result.note}
 
 
 def progress_line() -> Callable[[str], None]:

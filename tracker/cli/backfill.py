@@ -206,8 +206,7 @@ class Backfill:
         yield f"largest step: {step.pair.series} is {change} at {name} than at {step.before[:10]}"
         ends = step.before, step.after
         search = repro.search(program_of(self.context), step.pair.series.pk, *ends, "latency", step.environment)
-        options = ["--direction", "better"] if step.ratio < 1 else []
-        options += ["--python", self.python] if self.python is not None else []
+        options = ["--python", self.python] if self.python is not None else []
         yield f"to confirm or reject it: {search} {shlex.join(options)}".rstrip()
 
     def _stored(self, commits: Sequence[BackfillCommit]) -> dict[str, str]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from groupbench.tracker.ab.result import timing_of
+from groupbench.tracker.ab.result import CELL, cell_of_series
 from groupbench.tracker.bisect import history as bisect_git
 from groupbench.tracker.bisect import log as bisect_log
 from groupbench.tracker.bisect import report
@@ -51,7 +51,6 @@ COLUMNS = (
     Column("probability", "confidence", lambda v: "" if v is None else f"{v:.4f}", right=True),
     Column("note", "note", wraps=True),
 )
-_CELL = ("operator", "backend", "shape", "dtype", "mode", "seed")
 
 
 @dataclass(frozen=True)
@@ -83,12 +82,6 @@ class BisectOptions:
 
     metric: str = option(
         "--metric", type=click.Choice(SEARCHED), default="latency", help="Find a change of this metric."
-    )
-    direction: str = option(
-        "--direction",
-        type=click.Choice(["worse", "better", "either"]),
-        default="worse",
-        help="Look for a regression, an improvement, or either.",
     )
     all_: bool = flag(
         "--all",
@@ -156,7 +149,7 @@ def bisect(
 
     \b
     Exit codes:
-    0   no regression; or, with --direction better, the improvement was found
+    0   no regression: the same, or an improvement, whose commit is named
     1   a regression was confirmed and the commit named, or BAD's result is wrong or less accurate
     2   usage error
     3   undecided: not resolved, GOOD or BAD fails, or several commits remain
@@ -219,7 +212,6 @@ def _header(
         bad=last,
         cell={**named, "device": cell.device, "plugins": list(cell.plugins)},
         metric=how.metric,
-        direction=how.direction,
         all=how.all_,
         confidence=how.confidence,
         paths=tuple(paths),
@@ -234,7 +226,7 @@ def _cell_of_series(context: click.Context, cell: BisectCell, series: str) -> di
     """
     from groupbench.tracker.query.series import find_series
 
-    conflicting = [name for name in _CELL if getattr(cell, name) is not None]
+    conflicting = [name for name in CELL if getattr(cell, name) is not None]
     if conflicting:
         raise click.UsageError(f"--series selects the cell; it cannot be combined with --{conflicting[0]}", context)
     number = series.partition(".")[0]
@@ -242,14 +234,14 @@ def _cell_of_series(context: click.Context, cell: BisectCell, series: str) -> di
         matches = [row for row in find_series(session, Filter()) if str(row.pk) == number]
     if not matches:
         raise QueryError(f"no series {series!r}; `groupbench list series` prints them with their numbers")
-    return {name: getattr(matches[0], name) for name in _CELL} | timing_of(matches[0].protocol)
+    return cell_of_series(matches[0])
 
 
 def _cell_of_options(context: click.Context, cell: BisectCell) -> dict[str, Any]:
     missing = [name for name in ("operator", "backend", "shape") if not getattr(cell, name)]
     if missing:
         raise click.UsageError(f"nothing to measure: give --series, or --{' and --'.join(missing)}", context)
-    named = {name: value for name in _CELL if (value := getattr(cell, name)) is not None}
+    named = {name: value for name in CELL if (value := getattr(cell, name)) is not None}
     return {"mode": "fwd", "seed": 0, **named}
 
 

@@ -2,33 +2,23 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from groupbench.tracker import project
 from groupbench.tracker.cli.declared import argument, command, group, option
 from groupbench.tracker.cli.options import CELL_FILTERS, reading
 from groupbench.tracker.cli.output import Column, Format, output_formats, say, write_json, write_table
 from groupbench.tracker.facts.exits import ExitCode
-from groupbench.tracker.facts.kernel_files import FOLDER, KernelFolder
 from groupbench.tracker.query.filters import Filter
 from groupbench.tracker.text.wording import printable, signed_change
-from groupbench.tracker.tools.parameters import Number
 
 if TYPE_CHECKING:
     from groupbench.tracker.compare.explanation import CellGroup, Explanation, ProfilePair
 
 MOST_GROUPS = 10
 """Most groups of cells that are printed."""
-SOURCE_LINES = 2
-"""Most changed lines of a kernel's source that are printed at the top."""
-OPERATIONS = 8
-"""Most operations listed in the summary line of a diff."""
 
 
 @command()
@@ -40,19 +30,9 @@ def explain(
     against: str | None = option(
         "--against", metavar="BACKEND", help="Compare with this backend in B, or in A if B is omitted."
     ),
-    folder: Path | None = option(
-        "--kernels",
-        type=click.Path(path_type=Path),
-        envvar="GROUPBENCH_KERNELS",
-        show_envvar=True,
-        help="Folder with the kernels' code. Default: `kernels` next to the records, or in this folder.",
-    ),
-    lines: int = option(
-        "--lines", type=Number(0), default=30, help="Number of lines to show of each diff; 0 shows none."
-    ),
     form: Format = output_formats,
 ) -> None:
-    """Explain how the kernels of A and B differ: show configs, static facts and code next to each other.
+    """Explain how the kernels of A and B differ: show configs and static facts next to each other.
 
     A and B are as in `compare`: a commit, branch, `latest`, `previous`, run:ID or date. To see the effect of a
     toolchain, compare two runs at one commit with different Triton versions. To compare two backends, use --against.
@@ -83,55 +63,36 @@ def explain(
             old, new = find_sides(session, a, b)
         sides = narrowed_side(old, where), narrowed_side(new, after)
         explanation = explain_sides(session, *sides, against)
-    kernels = KernelFolder(folder or kernel_folder())
     if form == "json":
-        write_json(_json(explanation, kernels))
+        write_json(_json(explanation))
     else:
-        _write(explanation, kernels, lines, form)
+        _write(explanation, form)
     if explanation.reason:
         say(explanation.reason)
     comparable = explanation.groups or explanation.same or explanation.profiles or explanation.loaded_texts
     context.exit(ExitCode.OK if comparable else ExitCode.INCOMPLETE)
 
 
-def kernel_folder() -> Path:
-    """Return the folder with the kernels' code: next to the records, or in this folder."""
-    here = project.load()
-    next_to_records = Path(here.place(os.environ.get("GROUPBENCH_RECORDS") or here.settings.records)) / FOLDER
-    return next_to_records if next_to_records.is_dir() else Path(FOLDER)
-
-
-def _write(explanation: Explanation, kernels: KernelFolder, lines: int, form: Format) -> None:
-    from groupbench.tracker.compare.explanation import source_changes
-
+def _write(explanation: Explanation, form: Format) -> None:
     for text in explanation.loaded_texts:
         click.echo(printable(text))
     for cells in explanation.groups[:MOST_GROUPS]:
         click.echo(printable(f"{cells.text} ({cells.effect})"))
-        _write_source(source_changes(cells, kernels))
     if len(explanation.groups) > MOST_GROUPS:
         click.echo(f"and {len(explanation.groups) - MOST_GROUPS} more groups; --format json lists all")
     click.echo(printable(explanation.head))
     if explanation.environment:
         click.echo(printable(f"environment: {'; '.join(explanation.environment)}"))
     for cells in explanation.groups[:MOST_GROUPS]:
-        _write_group(cells, kernels, lines, form)
+        _write_group(cells, form)
     for pair in explanation.profiles[:MOST_GROUPS]:
         _write_profiles(pair, form)
     if len(explanation.profiles) > MOST_GROUPS:
         click.echo(f"and {len(explanation.profiles) - MOST_GROUPS} more profiles; --format json lists all")
 
 
-def _write_source(changes: Sequence[str]) -> None:
-    """Print the first changed lines of a kernel's source, which often name the cause."""
-    for text in changes[:SOURCE_LINES]:
-        click.echo(printable(f"source: {text}"))
-    if len(changes) > SOURCE_LINES:
-        click.echo(f"and {len(changes) - SOURCE_LINES} more changed lines, in the diff below")
-
-
-def _write_group(group: CellGroup, kernels: KernelFolder, lines: int, form: Format) -> None:
-    from groupbench.tracker.compare.explanation import diffs, side_by_side
+def _write_group(group: CellGroup, form: Format) -> None:
+    from groupbench.tracker.compare.explanation import side_by_side
 
     columns = [
         Column("fact", "fact"),
@@ -147,16 +108,6 @@ def _write_group(group: CellGroup, kernels: KernelFolder, lines: int, form: Form
             for fact, a, b in side_by_side(pair)
         ]
         write_table(columns, rows, form)
-        made = diffs(pair, kernels)
-        if made is None:
-            click.echo("no diff: the code of A or B was not kept")
-        for diff in made or ():
-            summary = "; ".join(diff.summary[:OPERATIONS]) or "no operation added or removed"
-            click.echo(printable(f"\n{diff.language}: +{diff.added} -{diff.removed} lines: {summary}"))
-            for line in diff.lines[:lines]:
-                click.echo(printable(f"  {line}"))
-            if lines and len(diff.lines) > lines:
-                click.echo(f"  ... {len(diff.lines) - lines} more lines; --lines {len(diff.lines)} shows all")
 
 
 def _write_profiles(pair: ProfilePair, form: Format) -> None:
@@ -185,8 +136,8 @@ def _shown(value: object) -> str:
     return "" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _json(explanation: Explanation, kernels: KernelFolder) -> dict[str, Any]:
-    from groupbench.tracker.compare.explanation import diffs, side_by_side, source_changes
+def _json(explanation: Explanation) -> dict[str, Any]:
+    from groupbench.tracker.compare.explanation import side_by_side
 
     return {
         "a": explanation.a,
@@ -199,18 +150,10 @@ def _json(explanation: Explanation, kernels: KernelFolder) -> dict[str, Any]:
             {
                 "summary": group.text,
                 "effect": group.effect,
-                "source": source_changes(group, kernels),
                 "differences": group.first.differences,
                 "series": [str(cell.before.series) for cell in group.cells],
                 "kernels": [
-                    {
-                        "name": pair.name,
-                        "facts": {fact: [a, b] for fact, a, b in side_by_side(pair)},
-                        "diffs": [
-                            {"language": diff.language, "summary": diff.summary, "lines": diff.lines}
-                            for diff in diffs(pair, kernels) or ()
-                        ],
-                    }
+                    {"name": pair.name, "facts": {fact: [a, b] for fact, a, b in side_by_side(pair)}}
                     for pair in group.pairs()
                 ],
             }

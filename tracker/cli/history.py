@@ -35,7 +35,6 @@ from groupbench.tracker.text.wording import (
     times,
     yes_or_no,
 )
-from groupbench.tracker.tools import git
 
 _SERIES = (
     Column("measured", "started", date),
@@ -133,14 +132,7 @@ def history(
     if plot:
         check(form)
     with reading(db) as session:
-        lines = histories.history(
-            session,
-            where,
-            baseline=baseline,
-            limit=limit,
-            all_branches=all_branches,
-            first_parents=git.first_parents,
-        )
+        lines = histories.history(session, where, baseline=baseline, limit=limit, all_branches=all_branches)
     if not lines.rows:
         say("no points match")
     for note in lines.notes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,7 @@ from groupbench.tracker.cli.options import When, reading
 from groupbench.tracker.facts.errors import IngestError, StoreError, TrackerError
 from groupbench.tracker.facts.record import encode
 from groupbench.tracker.facts.vocabulary import BACKEND, DTYPE, OPERATOR
-from groupbench.tracker.formats import FORMATS, Options, described, load, losses_of
+from groupbench.tracker.formats import FORMATS, Options, Summary, described, load
 from groupbench.tracker.formats.sources import Given, arguments_of
 from groupbench.tracker.text.cells import json_for
 from groupbench.tracker.text.wording import counted, printable, some
@@ -25,7 +25,7 @@ from groupbench.tracker.tools import git, signals
 from groupbench.tracker.tools.progress import Progress
 
 if TYPE_CHECKING:
-    from groupbench.tracker.formats.loading import Prepared, Stored, Summary
+    from groupbench.tracker.formats.loading import Prepared, Stored
     from groupbench.tracker.store.engine import Store
     from groupbench.tracker.store.ingest import Ingested
 
@@ -153,7 +153,7 @@ def _print_records(arguments: list[Given], format_name: str | None, facts: Optio
             loaded = load(source.path, format_name, facts)
             for record in loaded.records:
                 click.echo(json_for(sys.stdout, encode(record)), nl=False)
-            for note in _notes(loaded.losses, len(loaded.left_out), list(loaded.merged), loaded.notes):
+            for note in _notes(loaded.summary):
                 click.echo(printable(f"{source.name}: {note}"), err=True)
 
 
@@ -232,8 +232,6 @@ class _Import:
         return self.database
 
     def _argument(self, argument: Given, prepared: Iterator[Prepared], progress: Progress) -> None:
-        from groupbench.tracker.formats.loading import Summary
-
         summary, done, skipped = Summary(), [], 0
         unknown: list[str] = []
         broken: list[str] = []
@@ -272,12 +270,7 @@ def _line(argument: Given, summary: Summary, done: list[Ingested], skipped: int,
     files = len(done) + skipped
     titles = ", ".join(summary.titles) + (f", {files:,} files" if files > 1 else "")
     failed = f", {summary.failed:,} of them without a correct result" if summary.failed else ""
-    notes = _notes(
-        losses_of(summary.left_out),
-        summary.left_out.total(),
-        list(summary.merged),
-        list(map(str, summary.notes.values())),
-    )
+    notes = _notes(summary)
     whole = total(argument.name, done, summary.results)
     if skipped:
         notes.append(f"{counted(skipped, 'file')} stored before")
@@ -287,14 +280,14 @@ def _line(argument: Given, summary: Summary, done: list[Ingested], skipped: int,
     return "; ".join([head, *notes, *whole.warnings])
 
 
-def _notes(losses: str, left_out: int, merged: list[str], further: Sequence[str]) -> list[str]:
+def _notes(summary: Summary) -> list[str]:
     """Return notes on the files, each one line at most."""
-    notes = list(further[:MOST_NOTES])
-    if len(further) > MOST_NOTES:
-        notes.append(f"{len(further) - MOST_NOTES:,} more notes of this kind")
-    if left_out:
-        notes.append(f"{counted(left_out, 'result')} left out: {losses}")
-    if merged:
+    notes = list(map(str, islice(summary.notes.values(), MOST_NOTES)))
+    if len(summary.notes) > MOST_NOTES:
+        notes.append(f"{len(summary.notes) - MOST_NOTES:,} more notes of this kind")
+    if summary.left_out:
+        notes.append(f"{counted(summary.left_out.total(), 'result')} left out: {summary.losses}")
+    if merged := list(summary.merged):
         column = merged[0]
         notes.append(
             f"rows that differ in {some(merged)} became bursts of one cell; "

@@ -155,7 +155,7 @@ def reading_tools(db: str | None) -> list[Tool]:
     def explain(
         a: str, b: str | None = None, operator: str | None = None, backend: str | None = None, shape: str | None = None
     ) -> dict[str, Any]:
-        """Explain how the kernels of two commits or runs differ: configs, registers, spills and code."""
+        """Explain how the kernels of two commits or runs differ: configs, registers and spills."""
         where = options(operator=operator, backend=backend, shape=shape)
         return ask(["explain", *where, "--", a, *([b] if b else [])], db)
 

@@ -9,7 +9,6 @@ from pathlib import Path
 import click
 
 from groupbench.tracker.cli.declared import command, option, options
-from groupbench.tracker.cli.explain import kernel_folder
 from groupbench.tracker.cli.here import hold_device, this_project, wait_option
 from groupbench.tracker.cli.ingest import store
 from groupbench.tracker.cli.options import mode_option, plugins_option
@@ -80,8 +79,7 @@ def profile(
     """
     hold_device(context, "auto")
     project = this_project(context)
-    kernels = os.environ.get("GROUPBENCH_KERNELS") or str(kernel_folder().absolute())
-    environment = with_folders(project.python_path(), {**os.environ, "GROUPBENCH_KERNELS": kernels})
+    environment = with_folders(project.python_path(), os.environ)
     arguments = _arguments(what, project.placed_plugins(what.plugins))
     with Scratch("records") as folder:
         file = folder / "profile.jsonl"

@@ -10,9 +10,9 @@ from typing import Any
 
 import click
 
-from groupbench.tracker.ab.bench import AbCell, AbResult, AbSettings, Bench, exit_code
+from groupbench.tracker.ab.bench import Bench
 from groupbench.tracker.ab.named_sides import open_sides
-from groupbench.tracker.ab.result import footnotes
+from groupbench.tracker.ab.result import AbCell, AbResult, AbSettings, exit_code, footnotes
 from groupbench.tracker.ab.worktree import resolve
 from groupbench.tracker.cli.ab import COLUMNS, announced, as_row, left_out, progress_line, so_far
 from groupbench.tracker.cli.declared import argument, command

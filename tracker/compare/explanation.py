@@ -1,4 +1,4 @@
-"""Explain how kernels changed between two sides: groups of cells, facts side by side, and diffs of the code."""
+"""Explain how kernels changed between two sides: groups of cells, and facts side by side."""
 
 from __future__ import annotations
 
@@ -11,13 +11,10 @@ import msgspec
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from groupbench.tracker.compare import ir
-from groupbench.tracker.compare.ir import IrDiff
 from groupbench.tracker.compare.kernels import KernelPair, differences, pairs
 from groupbench.tracker.compare.sides import ComparedSide
 from groupbench.tracker.facts.environment import environment_differences
 from groupbench.tracker.facts.grouping import grouped
-from groupbench.tracker.facts.kernel_files import KernelFolder
 from groupbench.tracker.facts.loaded import UNKNOWN, LoadedDifference, difference_of_all
 from groupbench.tracker.facts.metrics import LATENCY, METRICS, NCU, Metric
 from groupbench.tracker.facts.record import Kernel
@@ -255,23 +252,3 @@ def _facts(kernel: Kernel | None) -> dict[str, object]:
     spilled = None if kernel.spills is None else 4 * kernel.spills
     facts: dict[str, object] = {name: spilled if name == "spilled_bytes" else getattr(kernel, name) for name in FACTS}
     return facts | kernel.config | kernel.counts
-
-
-def source_changes(group: CellGroup, folder: KernelFolder) -> list[str]:
-    """Return the changed lines of the source of a group's kernels, as far as their code is kept."""
-    changes: list[str] = []
-    for pair in group.pairs():
-        codes = [None if kernel is None else folder.get(kernel.hash) for kernel in (pair.before, pair.after)]
-        if codes[0] is not None and codes[1] is not None:
-            changes += (text for text in ir.source_changes(codes[0], codes[1]) if text not in changes)
-    return changes
-
-
-def diffs(pair: KernelPair, folder: KernelFolder) -> Sequence[IrDiff] | None:
-    """Return diffs of a kernel's code, or None if it is not kept on both sides."""
-    if pair.before is None or pair.after is None:
-        return None
-    codes = [folder.get(kernel.hash) for kernel in (pair.before, pair.after)]
-    if codes[0] is None or codes[1] is None:
-        return None
-    return ir.compare(codes[0], codes[1])

@@ -1,6 +1,6 @@
 """Describe how the kernels of two calls differ: `4 stages → 3; 96 B spilled; 168 registers → 255`.
 
-Pure functions of the kernels' facts in records. `explain` compares the code itself.
+Pure functions of the kernels' facts in records.
 """
 
 from __future__ import annotations

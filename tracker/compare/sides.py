@@ -16,7 +16,7 @@ from groupbench.tracker.facts.record import Record
 from groupbench.tracker.query import filters
 from groupbench.tracker.query.filters import Filter
 from groupbench.tracker.query.points import by_series_and_time, points_of_run, points_of_state, points_where
-from groupbench.tracker.query.resolve import Lookup, find_run, newest_run, resolve_commit, run_at
+from groupbench.tracker.query.resolve import find_run, newest_run, resolve_commit, run_at
 from groupbench.tracker.query.rows import PointRow, RunRow, State
 from groupbench.tracker.query.series import narrowed
 from groupbench.tracker.tools import git
@@ -61,7 +61,7 @@ def find_side(session: Session | None, word: str, options: Options | None = None
     if session is None:
         raise QueryError(f"no file {word!r}, and no database to look it up in")
     try:
-        return stored_side(session, find_stored(session, word, git.rev_parse))
+        return _stored(session, word)
     except QueryError as error:
         if not Path(word).is_file():
             raise
@@ -92,46 +92,28 @@ def narrowed_points(points: Sequence[PointRow], where: Filter) -> list[PointRow]
     return [point for point in points if point.series.sort_key in wanted]
 
 
-@dataclass(frozen=True)
-class StoredSide:
-    """A side in the database: a run, or all runs of a state of the code."""
-
-    title: str
-    state: State
-    run: RunRow | None = None
-
-
-def find_stored(session: Session, word: str, lookup: Lookup | None = None) -> StoredSide:
-    """Return the side in the database that a word names, as for `find_side`. Raises QueryError.
-
-    Args:
-        lookup: Resolves names that the database does not know.
-    """
+def _stored(session: Session, word: str) -> ComparedSide:
+    """Return the side in the database that a word names, as for `find_side`. Raises QueryError."""
     if word.startswith("run:"):
-        return _of_run(find_run(session, word.removeprefix("run:")))
+        return _of_run(session, find_run(session, word.removeprefix("run:")))
     if word.startswith("@"):
-        return _of_run(run_at(session, filters.instant(word[1:], end=True)))
+        return _of_run(session, run_at(session, filters.instant(word[1:], end=True)))
     try:
-        state = resolve_commit(session, word, lookup)
+        state = resolve_commit(session, word, git.rev_parse)
     except QueryError as error:
         if word in ("latest", "previous"):
             raise QueryError(f"{error}; `run:ID` names a single run, `groupbench list runs` lists them") from error
         if not filters.looks_like_date(word):
             raise
-        return _of_run(run_at(session, filters.instant(word, end=True)))
+        return _of_run(session, run_at(session, filters.instant(word, end=True)))
     if not state.has_commit:  # earlier runs there may be of other code
-        return _of_run(newest_run(session, state))
-    return StoredSide(str(state), state)
+        return _of_run(session, newest_run(session, state))
+    return ComparedSide(str(state), tuple(points_of_state(session, state)), state)
 
 
-def stored_side(session: Session, place: StoredSide) -> ComparedSide:
-    """Return a database side with points."""
-    points = points_of_state(session, place.state) if place.run is None else points_of_run(session, place.run)
-    return ComparedSide(place.title, tuple(points), place.state)
-
-
-def _of_run(run: RunRow) -> StoredSide:
-    return StoredSide(f"run {run.id[:12]} of {run.started:%Y-%m-%d %H:%M} at {run.state}", run.state, run)
+def _of_run(session: Session, run: RunRow) -> ComparedSide:
+    title = f"run {run.id[:12]} of {run.started:%Y-%m-%d %H:%M} at {run.state}"
+    return ComparedSide(title, tuple(points_of_run(session, run)), run.state)
 
 
 def _of_file(name: str, options: Options | None) -> ComparedSide:

@@ -222,12 +222,9 @@ class Kernel(_Struct, frozen=True):
 
 
 class Code(_Struct, frozen=True):
-    """The code of a compiled kernel at each compilation step that was kept."""
+    """The code of a compiled kernel, which is analysed and not kept."""
 
     hash: Name  # hash of the kernel
-    name: Name
-    source: str | None = None  # Python
-    ttgir: str | None = None
     ptx: str | None = None
     cubin: bytes | None = None  # machine code
 
@@ -255,7 +252,6 @@ class Record(_Struct, frozen=True):
     accuracy: Accuracy | None = None
     kernels: tuple[Kernel, ...] = ()
     duration_s: Amount | None = None  # wall time of the cell, without the start of its process
-    code: tuple[Code, ...] = ()  # code of its kernels in transit; not part of a stored line
     metrics: dict[Name, Amount] = {}  # further values by the names in `metrics.METRICS`
     loaded: Loaded | None = None  # null if unknown
 

@@ -16,9 +16,9 @@ from __future__ import annotations
 import codecs
 import importlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -81,38 +81,42 @@ FORMATS = {
 """Name on the command line: module here. They are tried in this order; plain CSV, which matches most, comes last."""
 
 
-@dataclass(frozen=True)
-class Loaded:
-    """The content of a file."""
+@dataclass
+class Summary:
+    """The number of results in one or several files, and the remarks on them."""
 
-    title: str  # of the file's format
-    records: tuple[Record, ...]
-    left_out: tuple[LeftOut, ...] = ()
-    merged: tuple[str, ...] = ()  # columns of `Merged`
-    noted: tuple[Noted, ...] = ()
+    titles: Counter[str] = field(default_factory=Counter)  # files by format
+    results: int = 0
+    failed: int = 0  # results without a correct value
+    left_out: Counter[tuple[str, str]] = field(default_factory=Counter)  # by reason and name
+    merged: dict[str, None] = field(default_factory=dict)  # columns of `Merged`
+    notes: dict[str, Noted] = field(default_factory=dict)  # by text
 
-    @property
-    def notes(self) -> tuple[str, ...]:
-        return tuple(map(str, self.noted))
+    def add(self, other: Summary) -> None:
+        self.titles += other.titles
+        self.results += other.results
+        self.failed += other.failed
+        self.left_out += other.left_out
+        self.merged |= other.merged
+        self.notes = other.notes | self.notes
 
     @property
     def losses(self) -> str:
         """The results left out, by reason and name: "4 of unit bytes (peakmem_sum), 1 without a time (BM_Sort)"."""
-        return losses_of(Counter((one.reason, one.name) for one in self.left_out))
+        counts: Counter[str] = Counter()
+        names: dict[str, list[str]] = {}
+        for (reason, name), count in self.left_out.items():
+            counts[reason] += count
+            names.setdefault(reason, []).append(name)
+        return ", ".join(f"{count:,} {reason} ({_few(names[reason])})" for reason, count in counts.items())
 
 
-def losses_of(left_out: Mapping[tuple[str, str], int]) -> str:
-    """Return the results left out by reason, with a few of their names.
+@dataclass(frozen=True)
+class Loaded:
+    """The content of a file."""
 
-    Args:
-        left_out: The number of results by reason and name.
-    """
-    counts: Counter[str] = Counter()
-    names: dict[str, list[str]] = {}
-    for (reason, name), count in left_out.items():
-        counts[reason] += count
-        names.setdefault(reason, []).append(name)
-    return ", ".join(f"{count:,} {reason} ({_few(names[reason])})" for reason, count in counts.items())
+    records: tuple[Record, ...]
+    summary: Summary
 
 
 def _few(names: list[str]) -> str:
@@ -156,13 +160,17 @@ def read(path: Path, format_name: str | None, options: Options) -> Loaded:
     except FormatError as error:
         raise _misread(form, path, error) from error
     records = tuple(result for result in results if isinstance(result, Record))
-    left_out = tuple(result for result in results if isinstance(result, LeftOut))
-    merged = tuple(result.column for result in results if isinstance(result, Merged))
-    noted = {result.text: result for result in reversed(results) if isinstance(result, Noted)}
-    loaded = Loaded(form.TITLE, records, left_out, merged, tuple(reversed(noted.values())))
+    summary = Summary(
+        Counter([form.TITLE]),
+        len(records),
+        sum(record.status != "ok" for record in records),
+        Counter((result.reason, result.name) for result in results if isinstance(result, LeftOut)),
+        {result.column: None for result in results if isinstance(result, Merged)},
+        {result.text: result for result in reversed(results) if isinstance(result, Noted)},
+    )
     if not records:
-        raise FormatError(f"contains no results{f'; left out: {loaded.losses}' if left_out else ''}")
-    return loaded
+        raise FormatError(f"contains no results{f'; left out: {summary.losses}' if summary.left_out else ''}")
+    return Loaded(records, summary)
 
 
 def _find(path: Path, name: str | None, options: Options) -> Format:

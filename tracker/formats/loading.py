@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from groupbench.tracker.facts.errors import IngestError
-from groupbench.tracker.formats import Options, UnknownFormat, checked, one_line, read
-from groupbench.tracker.formats.common import Noted
+from groupbench.tracker.formats import Options, Summary, UnknownFormat, checked, one_line, read
 from groupbench.tracker.formats.sources import Source
 from groupbench.tracker.store.processes import mapped, processes
 from groupbench.tracker.store.staged import Part, part_of
@@ -35,26 +34,6 @@ _FILES_AHEAD = 3
 
 _SHARED_FROM_BYTES = 4 << 20
 """Bytes of all files together for which processes pay."""
-
-
-@dataclass
-class Summary:
-    """Results read from one or several files."""
-
-    titles: Counter[str] = field(default_factory=Counter)  # files by format
-    results: int = 0
-    failed: int = 0  # results without a correct value
-    left_out: Counter[tuple[str, str]] = field(default_factory=Counter)  # by reason and name
-    merged: dict[str, None] = field(default_factory=dict)
-    notes: dict[str, Noted] = field(default_factory=dict)  # by text
-
-    def add(self, other: Summary) -> None:
-        self.titles += other.titles
-        self.results += other.results
-        self.failed += other.failed
-        self.left_out += other.left_out
-        self.merged |= other.merged
-        self.notes = other.notes | self.notes
 
 
 @dataclass(frozen=True)
@@ -118,7 +97,6 @@ def remember(session: Session, files: Sequence[dict[str, Any]]) -> None:
 
 def prepare(source: Source, format_name: str | None, options: Options) -> Prepared:
     """Read and hash one file. An error is part of the result, because other files follow."""
-    summary = Summary()
     try:
         with one_line(source.name):
             content = _content(source.path, format_name, options)
@@ -126,19 +104,15 @@ def prepare(source: Source, format_name: str | None, options: Options) -> Prepar
             if _stored.has(runs):
                 return Prepared(source, Summary(Counter([title]), sum(runs.values()), failed))
             loaded = read(source.path, format_name, options)
-            summary.titles[loaded.title] = 1
-            summary.results = len(loaded.records)
-            summary.failed = sum(record.status != "ok" for record in loaded.records)
-            summary.left_out.update((one.reason, one.name) for one in loaded.left_out)
-            summary.merged = dict.fromkeys(loaded.merged)
-            summary.notes = {note.text: note for note in loaded.noted}
+            summary = loaded.summary
+            (title,) = summary.titles
             counts = Counter(record.run.id for record in loaded.records)
-            facts = {"content": content, "title": loaded.title, "failed": summary.failed, "runs": dict(counts)}
-            file = None if loaded.noted or loaded.merged else facts
+            facts = {"content": content, "title": title, "failed": summary.failed, "runs": dict(counts)}
+            file = None if summary.notes or summary.merged else facts
             part = None if _stored.has(counts) else part_of(checked(loaded.records))
             return Prepared(source, summary, part, file=file)
     except IngestError as error:
-        return Prepared(source, summary, None, error.message, isinstance(error.__cause__, UnknownFormat))
+        return Prepared(source, Summary(), None, error.message, isinstance(error.__cause__, UnknownFormat))
 
 
 def _content(path: Path, format_name: str | None, options: Options) -> str:

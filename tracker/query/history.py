@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 from groupbench.tracker.facts.environment import environment_differences
 from groupbench.tracker.facts.errors import QueryError
 from groupbench.tracker.query.filters import Filter, commit_range
-from groupbench.tracker.query.lines import CommitLine, FirstParents, every_line, line_through
+from groupbench.tracker.query.lines import CommitLine, every_line, line_through
 from groupbench.tracker.query.loaded import LoadedLists
 from groupbench.tracker.query.points import points_where
 from groupbench.tracker.query.resolve import commits_between, on_branch, resolve_commit
@@ -40,7 +40,6 @@ def history(
     baseline: str | None = None,
     limit: int | None = None,
     all_branches: bool = False,
-    first_parents: FirstParents | None = None,  # ancestry beyond the database, such as git's
 ) -> BranchHistory:
     """Return each series' points along one branch: by commit, and within a commit by time.
 
@@ -57,7 +56,7 @@ def history(
     if not any(chosen(run_row(row)) for row in session.execute(run_select())):
         series = {}  # no point has to be read
     points = _points(session, series, where.branch if len(where.branch) > 1 else ())
-    line = _line(session, where, all_branches, first_parents)
+    line = _line(session, where, all_branches)
     along = line.along(points)
     rows = [row for row in changes(along, LoadedLists(session, along)) if chosen(row.point.run)]
     others = 0 if where.branch else sum(chosen(point.run) for point in points) - len(rows)
@@ -91,7 +90,7 @@ def _choice(session: Session, where: Filter) -> Callable[[RunRow], bool]:
     return chosen
 
 
-def _line(session: Session, where: Filter, all_branches: bool, first_parents: FirstParents | None) -> CommitLine:
+def _line(session: Session, where: Filter, all_branches: bool) -> CommitLine:
     """Return a history's runs, in order."""
     on_branch(session, where)  # raises QueryError for an unknown branch
     if all_branches or len(where.branch) > 1:
@@ -101,7 +100,7 @@ def _line(session: Session, where: Filter, all_branches: bool, first_parents: Fi
     row = session.execute(newest if branch is None else newest.where(Commit.branch == branch)).first()
     if row is None:
         return CommitLine(())
-    line = line_through(session, run_row(row), first_parents, branch)
+    line = line_through(session, run_row(row), git.first_parents, branch)
     ends = [commit_range(text)[1] for text in where.ranges]
     named = {resolve_commit(session, text, git.rev_parse).commit for text in (*where.named, *filter(None, ends))}
     runs = set(session.scalars(select(Run.id).join(Commit).where(Commit.hash.in_(named))))

@@ -29,6 +29,7 @@ UNMEASURED = "unmeasured"
 DECIDED = (SAME, DIFFERENT)
 
 _FACTS = ("base", "head", "verdict", "effect", "low", "high", "base_ms", "head_ms", "pairs", "seconds")
+_FURTHER = ("measured", "message", "details")
 
 
 @dataclass(frozen=True)
@@ -97,19 +98,12 @@ class Compared:
 def store(session: Session, series: int, compared: Compared) -> int:
     """Store a comparison unless it is already stored, and return the key."""
     identity = session.scalar(select(Series.identity).where(Series.id == series))
-    facts = {name: getattr(compared, name) for name in _FACTS}
     content = content_of(identity, compared)
     stored_key = session.scalar(select(ABComparison.id).where(ABComparison.content == content))
     if stored_key is not None:
         return stored_key
-    row = ABComparison(
-        content=content,
-        series_id=series,
-        measured=compared.measured,
-        message=compared.message,
-        details=compared.details,
-        **facts,
-    )
+    facts = {name: getattr(compared, name) for name in (*_FACTS, *_FURTHER)}
+    row = ABComparison(content=content, series_id=series, **facts)
     session.add(row)
     session.flush()
     return row.id
@@ -139,8 +133,7 @@ def _read(session: Session, series: Collection[int], condition: ColumnElement[bo
 
 
 def from_row(row: ABComparison) -> Compared:
-    facts = {name: getattr(row, name) for name in _FACTS}
-    return Compared(**facts, measured=row.measured, message=row.message, details=row.details, pk=row.id)
+    return Compared(**{name: getattr(row, name) for name in (*_FACTS, *_FURTHER)}, pk=row.id)
 
 
 def about(

@@ -11,7 +11,7 @@ import re
 import sqlite3
 import zlib
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -42,7 +42,7 @@ LOCK = 0x67726F75
 
 
 @dataclass(frozen=True)
-class Store:
+class Store(AbstractContextManager["Store"]):
     """An open database. `read` and `write` each open a session with one transaction."""
 
     engine: Engine
@@ -94,9 +94,6 @@ class Store:
 
     def close(self) -> None:
         self.engine.dispose()
-
-    def __enter__(self) -> Store:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

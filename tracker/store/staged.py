@@ -10,10 +10,9 @@ import os
 import stat
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from io import BufferedReader, BytesIO
-from types import TracebackType
 from typing import Any, NamedTuple
 
 import msgspec
@@ -151,7 +150,7 @@ def _unpacked(rows: bytes, runs: list[Run], environments: list[tuple[Environment
         )  # fmt: skip
 
 
-class Staged:
+class Staged(AbstractContextManager["Staged"]):
     """Checked records, kept until the database is open. Iterate once to get them back in order.
 
     A context manager: the exit frees the storage. The constructor iterates `parts` and checks them against each other.
@@ -189,8 +188,5 @@ class Staged:
         for size, runs, environments in self._parts:
             yield from _unpacked(self._file.read(size), runs, environments)
 
-    def __enter__(self) -> Staged:
-        return self
-
-    def __exit__(self, _: type[BaseException] | None, __: BaseException | None, ___: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self._file.close()

@@ -58,6 +58,9 @@ class RefusedError(GitError):
 _FAILED = 128
 """Git's exit code for an error. A query without an answer has another."""
 
+_SIMPLEST = ("rev-parse", "--absolute-git-dir")
+"""The query that git answers in every repository that it reads."""
+
 
 def run(
     folder: str | os.PathLike[str],
@@ -95,17 +98,34 @@ def started(
     variables: Mapping[str, str] = MappingProxyType({}),
 ) -> Iterator[Callable[[], str]]:
     """Start git and yield a function that waits for the output, as `run` returns it. The context's end kills git."""
-    with _process(folder, args, pass_fds, variables) as process:
+    try:
+        process = subprocess.Popen(
+            command(folder, *args),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env={**environment(), **variables},
+            pass_fds=pass_fds,
+            start_new_session=True,  # Ctrl-C in the terminal must not interrupt git
+        )
+    except FileNotFoundError:
+        raise NoGitError from None
+    except (OSError, ValueError) as error:  # ValueError: a NUL character in an argument
+        raise GitError(f"git {args[0]} in {folder}: {error}", str(error)) from error
 
-        def finish() -> str:
-            done = _finished(process, folder, args, timeout, stdin)
-            if done.returncode == _FAILED:
-                _check_readable(folder)
-            if done.returncode != 0:
-                reason = _reason(done)
-                raise GitError(f"git {_verb(args)} in {folder}: {reason}", reason)
-            return done.stdout.decode("utf-8", "replace")
+    def finish() -> str:
+        try:
+            output, errors = process.communicate((stdin or "").encode(), timeout)
+            reason = _reason(errors)
+        except subprocess.TimeoutExpired:
+            reason = f"no answer within {timeout:g} s"
+        if process.returncode == 0:
+            return output.decode("utf-8", "replace")
+        if process.returncode == _FAILED and args != _SIMPLEST:
+            _check_readable(folder)
+        raise GitError(f"git {_verb(args)} in {folder}: {reason}", reason)
 
+    with process:
         try:
             yield finish
         finally:
@@ -123,47 +143,9 @@ def environment() -> dict[str, str]:
     return inherited | {"LANGUAGE": "C", "GIT_OPTIONAL_LOCKS": "0"}  # messages are compared below
 
 
-def _process(
-    folder: str | os.PathLike[str],
-    args: Sequence[str],
-    pass_fds: Sequence[int] = (),
-    variables: Mapping[str, str] = MappingProxyType({}),
-) -> subprocess.Popen[bytes]:
-    try:
-        return subprocess.Popen(
-            command(folder, *args),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env={**environment(), **variables},
-            pass_fds=pass_fds,
-            start_new_session=True,  # Ctrl-C in the terminal must not interrupt git
-        )
-    except FileNotFoundError:
-        raise NoGitError from None
-    except (OSError, ValueError) as error:  # ValueError: a NUL character in an argument
-        raise GitError(f"git {args[0]} in {folder}: {error}", str(error)) from error
-
-
-def _finished(
-    process: subprocess.Popen[bytes],
-    folder: str | os.PathLike[str],
-    args: Sequence[str],
-    timeout: float = GIT_LIMIT_S,
-    stdin: str | None = None,
-) -> subprocess.CompletedProcess[bytes]:
-    try:
-        output, errors = process.communicate((stdin or "").encode(), timeout)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        reason = f"no answer within {timeout:g} s"
-        raise GitError(f"git {_verb(args)} in {folder}: {reason}", reason) from None
-    return subprocess.CompletedProcess(args, process.returncode, output, errors)
-
-
-def _reason(done: subprocess.CompletedProcess[bytes]) -> str:
+def _reason(errors: bytes) -> str:
     """Return git's reason for a failure: its last error, without the advice that may follow."""
-    printed = [line.strip() for line in done.stderr.decode("utf-8", "replace").splitlines()]
+    printed = [line.strip() for line in errors.decode("utf-8", "replace").splitlines()]
     lines = [line for line in printed if line and not line.startswith(_NO_REASON)]
     fatal = [line for line in lines if line.startswith("fatal: ")]
     return (fatal or lines or ["failed"])[-1][:300]
@@ -174,17 +156,17 @@ def _check_readable(folder: str | os.PathLike[str]) -> None:
 
     Git's messages are not compared with known ones, apart from one remedy: any failure of the simplest query counts.
     """
-    query = ("rev-parse", "--git-dir")
-    with _process(folder, query) as process:
-        done = _finished(process, folder, query)
-    if done.returncode == 0 or (place := _repository_above(Path(folder))) is None:
-        return
-    reason = _reason(done)
-    if "dubious ownership" in reason:
-        remedy = f"run `git config --global --add safe.directory {place.parent}`, if you trust its owner"
-    else:
-        remedy = f"{place} exists: repair it or its permissions, or remove it"
-    raise RefusedError(f"git does not read this repository: {reason}; {remedy}", reason)
+    try:
+        run(folder, *_SIMPLEST)
+    except GitError as error:
+        if (place := _repository_above(Path(folder))) is None:
+            return
+        if "dubious ownership" in error.reason:
+            remedy = f"run `git config --global --add safe.directory {place.parent}`, if you trust its owner"
+        else:
+            remedy = f"{place} exists: repair it or its permissions, or remove it"
+        message = f"git does not read this repository: {error.reason}; {remedy}"
+        raise RefusedError(message, error.reason) from None
 
 
 def _repository_above(folder: Path) -> Path | None:

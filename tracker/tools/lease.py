@@ -406,7 +406,11 @@ def device_of(path: Path) -> str:
 
 def shared_place(device: str, number: int, facts: Mapping[str, Any]) -> Place:
     """Return the place of a process on another host with the database; the holder's number is 0."""
-    pid, words = facts_of(facts) or (None, {})
+    return _place(device, number, facts_of(facts))
+
+
+def _place(device: str, number: int, facts: tuple[int, dict[str, str]] | None) -> Place:
+    pid, words = facts or (None, {})
     return Place(device, "waits" if number else "holds", number, pid, **words)
 
 
@@ -419,14 +423,6 @@ def queue() -> list[Place]:
     for path in sorted(folder.glob(f"{lock_file('').stem}*{LOCK}")):
         device = device_of(path)
         if is_locked(path):
-            places.append(_place(path, device, "holds", 0))
-        places += [_place(ticket, device, "waits", number) for number, ticket in enumerate(_tickets(path), 1)]
+            places.append(_place(device, 0, read_facts(path)))
+        places += [_place(device, number, read_facts(ticket)) for number, ticket in enumerate(_tickets(path), 1)]
     return places
-
-
-def _place(path: Path, device: str, state: str, number: int) -> Place:
-    facts = read_facts(path)
-    if facts is None:
-        return Place(device, state, number)
-    pid, words = facts
-    return Place(device, state, number, pid, **words)

@@ -79,14 +79,6 @@ def kernel(ptx: str = PTX, **metadata: Any) -> Any:
     return SimpleNamespace(asm={"ptx": ptx}, metadata=SimpleNamespace(**facts), n_regs=40, n_spills=0)
 
 
-def test_locations_of_inlined_calls_are_removed_too() -> None:
-    ttgir = """#loc3 = loc("kernel.py":7:1)
-^bb0(%0: i32 loc(callsite(#loc1 at callsite(#loc2 at #loc114))), %1: i32 loc("scan(x)"(#loc3))):
-%2 = arith.addi %0, %1 : i32 loc(#loc3)
-tt.return loc(unknown)"""
-    assert compiled.without_locations(ttgir) == "^bb0(%0: i32, %1: i32):\n%2 = arith.addi %0, %1 : i32\ntt.return"
-
-
 def test_each_kernel_launched_is_listed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     from triton.runtime.jit import JITFunction
 

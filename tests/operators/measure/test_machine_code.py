@@ -95,7 +95,7 @@ def test_without_machine_code_nothing_is_counted(has_disassembler: bool, monkeyp
     if not has_disassembler:
         monkeypatch.setattr(machine_code, "disassembler", lambda: None)
     machine_code.count.cache_clear()
-    code = Code(hash="h", name="k", ptx=".target sm_90a\n", cubin=b"no cubin")
+    code = Code(hash="h", ptx=".target sm_90a\n", cubin=b"no cubin")
     (kernel,) = machine_code.described([Kernel(name="k", hash="h")], [code])
     assert (kernel.counted_in, kernel.arch, kernel.counts) == (None, "sm_90a", {})
 
@@ -124,12 +124,12 @@ for block, stages, registers in ((64, 3, None), (64, 2, None), (128, 3, 160)):
     source = ASTSource(kernel, types, constexprs={(4,): block}, attrs=attrs)
     options = {"num_warps": 4, "num_stages": stages} | ({"maxnreg": registers} if registers else {})
     made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
-    code = compiled._code_of(compiled.code_hash(made.asm["ptx"]), made, kernel)
+    code = compiled._code_of(compiled.code_hash(made.asm["ptx"]), made)
     described = compiled._describe(made, {})
     (analysed,) = machine_code.described([described], [code])
     found.append({"counts": analysed.counts, "in": analysed.counted_in, "arch": analysed.arch, "hash": analysed.hash,
-                  "stages": machine_code.stages(analysed), "located": "loc(" in code.ttgir or ".loc" in code.ptx,
-                  "source": code.source, "cubin": len(code.cubin)})
+                  "stages": machine_code.stages(analysed), "located": ".loc" in code.ptx,
+                  "cubin": len(code.cubin)})
 print(json.dumps(found))
 """
 
@@ -147,5 +147,4 @@ def test_a_kernel_that_triton_compiles_for_hopper(tmp_path: Path) -> None:
     assert three["counts"]["async copy"] > 0
     assert three["hash"] != two["hash"]
     assert not three["located"] and three["cubin"] > 1000
-    assert "def kernel(" in three["source"]
     assert three["counts"].get("local store", 0) == 0 < spilled["counts"]["local store"]

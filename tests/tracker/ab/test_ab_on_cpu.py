@@ -17,8 +17,9 @@ import pytest
 from repositories import git
 
 from groupbench.tracker.ab import bench as ab
-from groupbench.tracker.ab.bench import AbCell, AbError, AbSide, Bench
-from groupbench.tracker.ab.side import is_groupbench, make_layout
+from groupbench.tracker.ab.bench import Bench
+from groupbench.tracker.ab.result import AbCell
+from groupbench.tracker.ab.side import AbError, AbSide, is_groupbench, make_layout
 from groupbench.tracker.facts.record import Environment, Record
 from groupbench.tracker.text import repro
 

@@ -20,11 +20,12 @@ from click.testing import CliRunner
 
 from groupbench.tracker.ab import bench as ab
 from groupbench.tracker.ab import comparing, sequential
+from groupbench.tracker.ab import result as ab_result
 from groupbench.tracker.ab.answers import Greeting
-from groupbench.tracker.ab.bench import AbCell, AbResult, AbSettings, AbSide, Bench, Block, SideAccuracy
+from groupbench.tracker.ab.bench import Bench
 from groupbench.tracker.ab.comparing import block_order
-from groupbench.tracker.ab.result import footnotes
-from groupbench.tracker.ab.side import SideFailure
+from groupbench.tracker.ab.result import AbCell, AbResult, AbSettings, Block, SideAccuracy, footnotes
+from groupbench.tracker.ab.side import AbError, AbSide, SideFailure
 from groupbench.tracker.cli import main
 from groupbench.tracker.cli.ab import _show, announced, as_row, left_out
 from groupbench.tracker.facts.loaded import loaded_of
@@ -116,7 +117,7 @@ def test_unlike_sides_are_different(compare: Compare, factor: float, word: str) 
     assert result.effect == pytest.approx(math.log(factor), abs=0.005)
     assert result.blocks == 12
     assert result.is_worse == (word == "slower")
-    printed = json.loads(msgspec.json.encode(ab.as_json(result)))
+    printed = json.loads(msgspec.json.encode(ab_result.as_json(result)))
     numbers = ("effect", "low", "high", "change", "change_low", "change_high")
     assert all(isinstance(printed[name], float) for name in numbers)
 
@@ -143,7 +144,7 @@ def test_sides_that_may_differ_are_timed(compare: Compare, base: Any, head: Any)
 def test_sides_that_ran_the_same_files_are_not_timed(compare: Compare) -> None:
     same = {"prepared": {"loaded": LOADED}}
     result = compare(same, same)
-    assert (result.verdict, result.blocks, ab.exit_code([result])) == ("same", 0, 0)
+    assert (result.verdict, result.blocks, ab_result.exit_code([result])) == ("same", 0, 0)
     assert result.message == "not timed: both sides ran the same 2 files, with the same packages"
     assert "burst" not in [verb for _, verb in Played.requests]
     assert compare(same, same, times_same_code=True).blocks > 0, "their noise was asked for"
@@ -156,9 +157,9 @@ BUSY, STILL = "times, because other work kept the CPU busy", "stale results, bec
 def test_what_a_side_could_not_check_is_in_the_result(compare: Compare, tmp_path: Path) -> None:
     assert compare({}, {}).unchecked == {}
     result = compare({"unchecked": [BUSY, STILL]}, {"unchecked": [BUSY]}, records=tmp_path / "ab.jsonl")
-    assert (result.verdict, ab.exit_code([result])) == ("same", 0)
+    assert (result.verdict, ab_result.exit_code([result])) == ("same", 0)
     kept = json.loads((tmp_path / "ab.jsonl").read_text())
-    assert kept["unchecked"] == ab.as_json(result)["unchecked"] == {"base": [BUSY, STILL], "head": [BUSY]}
+    assert kept["unchecked"] == ab_result.as_json(result)["unchecked"] == {"base": [BUSY, STILL], "head": [BUSY]}
     assert Played.requests.index(("head", "unchecked")) < Played.requests.index(("head", "unload"))
 
 
@@ -238,7 +239,7 @@ def test_names_are_checked_before_the_device_is(
     monkeypatch.setattr(Played, "gpu_uuid", "GPU-9")
     monkeypatch.setattr(lease.WAITING, "begun", False)
     held = lease.take("GPU-9", ["another"])
-    with Bench(BASE, HEAD, AbSettings()) as bench, pytest.raises(ab.AbError if fails else lease.Busy, match=error):
+    with Bench(BASE, HEAD, AbSettings()) as bench, pytest.raises(AbError if fails else lease.Busy, match=error):
         bench.cells("cuda", operator="grouped_gemm")
     os.close(held)
 
@@ -246,13 +247,13 @@ def test_names_are_checked_before_the_device_is(
 def test_a_clock_without_noise(compare: Compare) -> None:
     result = compare({"ms": lambda: [0.1]}, {"ms": lambda: [0.101]})
     assert result.verdict == "different" and result.low is not None and result.high is not None
-    assert result.high - result.low > 1.9 * ab.rule_for("gpu", 0.1).resolution > 0
+    assert result.high - result.low > 1.9 * ab_result.rule_for("gpu", 0.1).resolution > 0
 
 
 def test_noise_without_end_is_unknown(compare: Compare) -> None:
     result = compare({"ms": noisy(0.1, 0.5, 1)}, {"ms": noisy(0.1, 0.5, 2)}, budget_s=0.05)
     assert result.verdict == "unknown" and "not resolved within 0.05 s of measuring" in (result.message or "")
-    assert result.ran_out == "budget" and ab.exit_code([result]) == 3
+    assert result.ran_out == "budget" and ab_result.exit_code([result]) == 3
 
 
 @pytest.mark.parametrize(
@@ -322,7 +323,7 @@ def test_a_side_that_fails_is_named(compare: Compare, who: str, verb: str) -> No
     expected = "base" if (who, verb) == ("both", "hello") else who
     assert (result.verdict, result.failed_side, result.failed_status) == ("failed", expected, "timeout")
     titles = {"base": "old", "head": "new", "both": "old, new"}
-    assert result.message == f"{expected} ({titles[expected]}): no luck" and ab.exit_code([result]) == 3
+    assert result.message == f"{expected} ({titles[expected]}): no luck" and ab_result.exit_code([result]) == 3
 
 
 @pytest.mark.parametrize(("timing", "renewed"), [("gpu", 4), ("cpu", 1)])
@@ -340,7 +341,7 @@ def test_both_sides_are_placed_anew_before_each_block_and_restarted(
 
 def test_processes_that_are_off_are_no_difference() -> None:
     """Head's are all 0.5 % off, which is as likely as not with three of them at 0.055 ms."""
-    rule, longer = ab.rule_for("gpu", 0.055), ab.rule_for("gpu", 0.6)
+    rule, longer = ab_result.rule_for("gpu", 0.055), ab_result.rule_for("gpu", 0.6)
     d = np.random.default_rng(0).normal(0.005, 0.002, 24)
     assert not any(sequential.decide(d[:n], rule).verdict == "different" for n in range(25))
     assert any(sequential.decide(d[:n], longer).verdict == "different" for n in range(25))
@@ -386,7 +387,7 @@ def test_interpreted_kernels_are_compared_by_accuracy_alone(compare: Compare) ->
     assert "speed was not measured" in (result.message or "")
     result = compare({"prepared": slow}, {"prepared": slow | {"accuracy": {"rms": 1e-2}}})
     assert (result.verdict, result.conclusion) == ("different", "less accurate")
-    assert ab.exit_code([result]) == 1
+    assert ab_result.exit_code([result]) == 1
 
 
 ACCURACIES = {
@@ -404,8 +405,8 @@ ACCURACIES = {
 def test_accuracy_is_part_of_the_verdict(name: str) -> None:
     base, head, change, worse = ACCURACIES[name]
     result = AbResult(CELL, BASE, HEAD, "same", base_accuracy=base, head_accuracy=head)
-    assert (result.accuracy_change, result.is_worse, ab.exit_code([result])) == (change, worse, int(worse))
-    assert ab.exit_code([]) == 3, "nothing was compared"
+    assert (result.accuracy_change, result.is_worse, ab_result.exit_code([result])) == (change, worse, int(worse))
+    assert ab_result.exit_code([]) == 3, "nothing was compared"
 
 
 @pytest.mark.parametrize(
@@ -476,4 +477,4 @@ def test_what_is_left_out_for_one_reason_is_one_line() -> None:
 def test_the_latencies_of_a_row_agree_with_its_effect(effect: float | None, shown: float) -> None:
     """The effect pairs neighbouring bursts, the medians do not: a row had 0.1298 and 0.1314 ms with -0.51 %."""
     result = AbResult(CELL, BASE, HEAD, "same", effect=effect, base_ms=0.1298, head_ms=0.1314)
-    assert result.head_level_ms == pytest.approx(shown) and ab.as_json(result)["head_ms"] == 0.1314
+    assert result.head_level_ms == pytest.approx(shown) and ab_result.as_json(result)["head_ms"] == 0.1314

@@ -12,8 +12,8 @@ from msgspec.structs import replace
 from nights import Cli, Stored, commit, first_line, members, quiet, rows, suspect, wobble
 from planned_ab import FakeBench
 
-from groupbench.tracker.ab.bench import AbCell
 from groupbench.tracker.ab.confirm import Measuring, confirm
+from groupbench.tracker.ab.result import AbCell
 from groupbench.tracker.ab.suspects import MOST_AB
 from groupbench.tracker.facts.loaded import loaded_of
 from groupbench.tracker.store.engine import open_store

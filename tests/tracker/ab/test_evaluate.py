@@ -16,10 +16,9 @@ from click.testing import CliRunner, Result
 
 from groupbench.operators.measure.side import list_offers
 from groupbench.tracker.ab.answers import Prepared
-from groupbench.tracker.ab.bench import AbError
 from groupbench.tracker.ab.evaluate import Evaluation, Evaluator, decided, exit_code, of, to_try
 from groupbench.tracker.ab.result import AbCell, AbResult, SideAccuracy
-from groupbench.tracker.ab.side import AbSide
+from groupbench.tracker.ab.side import AbError, AbSide
 from groupbench.tracker.cli import main
 from groupbench.tracker.cli.evaluate import lines_of
 from groupbench.tracker.facts.record import Accuracy

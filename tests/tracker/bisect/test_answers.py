@@ -200,7 +200,7 @@ def test_a_search_elsewhere_says_nothing_about_the_change(cli: Cli, slower: Benc
 
 def test_a_search_for_an_improvement_does_not_explain_a_regression(cli: Cli, slower: Bench) -> None:
     slower.effect = -0.05
-    found = cli("bisect", slower.commits[1], slower.commits[8], "--series", "1", "--direction", "better")
+    found = cli("bisect", slower.commits[1], slower.commits[8], "--series", "1")
     assert found.stdout.startswith(f"{slower.commits[5][:10]} made ")
     assert row_of(cli)["named"] is None
 

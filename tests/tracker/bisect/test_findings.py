@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from groupbench.tracker.ab.bench import AbCell, AbResult, AbSide, SideAccuracy
+from groupbench.tracker.ab.result import AbCell, AbResult, SideAccuracy
+from groupbench.tracker.ab.side import AbSide
 from groupbench.tracker.bisect import drive
 from groupbench.tracker.bisect.history import BisectError
 from groupbench.tracker.bisect.log import Header, Log
@@ -17,7 +18,7 @@ BUSY = "times, because other work kept the CPU busy"
 
 
 def test_a_log_from_before_it_named_what_was_not_checked_is_read(tmp_path: Path) -> None:
-    facts = {"metric": "latency", "direction": "worse", "all": False, "confidence": 0.95}
+    facts = {"metric": "latency", "all": False, "confidence": 0.95}
     header = Header(repository="r", good="a", bad="b", cell={}, **facts)
     question = ComparisonRequest("a", "b", "ends")
     Log(tmp_path / "l", header, resume=False).add(question, AbFinding("same"))

@@ -14,8 +14,8 @@ import pytest
 from click.testing import CliRunner
 from repositories import git
 
-from groupbench.tracker.ab.bench import AbCell, AbResult, AbSide
-from groupbench.tracker.ab.result import SideAccuracy
+from groupbench.tracker.ab.result import AbCell, AbResult, SideAccuracy
+from groupbench.tracker.ab.side import AbSide
 from groupbench.tracker.ab.worktree import WorktreeError
 from groupbench.tracker.cli import main
 from groupbench.tracker.cli.bisect import bisect

@@ -76,7 +76,7 @@ def folder(tmp_path: Path) -> Path:
 
 def test_a_folder(folder: Path) -> None:
     loaded = load(folder)
-    assert loaded.title == "asv results"
+    assert list(loaded.summary.titles) == ["asv results"]
     of = {(r.run.commit.hash[0], r.cell.operator, r.cell.shape): r for r in loaded.records}
     assert {key: r.status for key, r in of.items()} == {
         ("a", "bench.Suite.time_keys", "n=10,kind='a'"): "ok",
@@ -109,8 +109,8 @@ def test_a_folder(folder: Path) -> None:
 
 def test_what_is_left_out_is_counted_and_named(folder: Path, cli: Any) -> None:
     loaded = load(folder)
-    assert loaded.losses == "1 of another version of the benchmark (bench.time_old)"
-    assert f"; 1 result left out: {loaded.losses}" in cli("import", folder).stdout
+    assert loaded.summary.losses == "1 of another version of the benchmark (bench.time_old)"
+    assert f"; 1 result left out: {loaded.summary.losses}" in cli("import", folder).stdout
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ def test_without_benchmarks_json_the_name_tells_the_unit(
     first, failed = (record for record in loaded.records if record.cell.operator == name)
     assert (first.cell.shape, first.metrics, first.latency) == (f"param1=1,unit={unit}", metrics, None)
     assert (failed.cell.shape, failed.status) == (f"param1=2,unit={unit}", "error")
-    assert loaded.losses == ""
+    assert loaded.summary.losses == ""
 
 
 def test_one_file_knows_the_folder_above(folder: Path, tmp_path: Path) -> None:

@@ -142,7 +142,7 @@ def test_bytes_per_second_are_the_bytes_of_an_iteration(write: Any, name: str, t
 def test_a_fitted_complexity_is_left_out_and_named(write: Any) -> None:
     fit = {"run_type": "aggregate", "aggregate_name": "BigO", "cpu_coefficient": 1.0, "run_name": "BM_Sort"}
     content = json.dumps({"context": CONTEXT, "benchmarks": [one("BM_Gemm/64"), one("BM_Sort_BigO", None, **fit)]})
-    assert load(write([content.encode()], "bench.json")).losses == "1 without a time (BM_Sort)"
+    assert load(write([content.encode()], "bench.json")).summary.losses == "1 without a time (BM_Sort)"
 
 
 HASH = "0123456789abcdef0123456789abcdef01234567"
@@ -228,7 +228,7 @@ def test_old_files(write: Any) -> None:
 def test_a_container_is_no_machine(write: Any) -> None:
     loaded = google(write, [row("BM", 1.0)], host_name="09e45318565b")
     assert loaded.records[0].environment.cpu == "4 CPUs"
-    assert loaded.notes == (
+    assert tuple(map(str, loaded.summary.notes.values())) == (
         "dropped from names, because it changes with each run: "
         "machine, now '4 CPUs'; name it with --cpu (09e45318565b)",
     )
@@ -238,4 +238,4 @@ def test_names_that_become_equal_are_numbered(write: Any) -> None:
     rows = [row(f"BM/<f at 0x7f31c0de4a{number}>", number) for number in (10, 20)]
     loaded = google(write, rows)
     assert shapes(loaded) == {("BM", "<f>"): [10.0], ("BM", "<f>#2"): [20.0]}
-    assert "memory address" in loaded.notes[0]
+    assert "memory address" in next(map(str, loaded.summary.notes.values()))

@@ -23,7 +23,7 @@ SAID = Options(commit="a" * 40, date=datetime(2026, 1, 1, tzinfo=UTC), cpu="box"
 def read(write: Any, content: Any, name: str = "x.json", options: Options = SAID, title: str = "") -> Loaded:
     data = content if isinstance(content, bytes) else json.dumps(content).encode()
     loaded = load(write([data], name), options=options)
-    assert title in loaded.title
+    assert title in "".join(loaded.summary.titles)
     return loaded
 
 
@@ -85,7 +85,7 @@ def test_data_js_keeps_other_units_and_merges_nothing(write: Any) -> None:
     loaded = read(write, data_js(s=[action("go", rows)]), "data.js", Options())
     assert times(loaded) == {("a", "-"): pytest.approx(1e-6), ("a", "-#2"): pytest.approx(9e-4)}
     assert metrics(loaded) == {("a", "unit=MB/s"): {"bandwidth": 0.003}, ("b", "unit=B/op"): {"memory_mib": 64 / 2**20}}
-    assert loaded.losses == "1 without a number (c)"
+    assert loaded.summary.losses == "1 without a number (c)"
 
 
 @pytest.mark.parametrize(
@@ -204,7 +204,9 @@ def test_nvbench_with_samples(tmp_path: Path) -> None:
     assert two.latency is not None
     assert (two.latency.bursts_ms, two.cell.shape) == (((2.0,),), "T=I32,Elements=1024#2")
     assert (three.status, three.message) == ("oom", "out of memory")
-    assert loaded.notes == ("1 files of samples are missing next to the JSON, so the mean is the only sample",)
+    assert tuple(map(str, loaded.summary.notes.values())) == (
+        "1 files of samples are missing next to the JSON, so the mean is the only sample",
+    )
 
 
 def test_nvbench_without_a_gpu(write: Any) -> None:
@@ -270,7 +272,7 @@ def test_helion(write: Any) -> None:
     assert of["helion", "(64, 64)#2"].metrics == {"compile_ms": 6000.0}
     assert of["torch", "(32, 64)"].latency is not None
     assert of["torch", "(32, 64)"].environment.gpu == "NVIDIA B200"
-    assert loaded.losses == "3 of another metric (helion_speedup)"
+    assert loaded.summary.losses == "3 of another metric (helion_speedup)"
     with pytest.raises(IngestError, match="2 values for 1 shapes"):
         read(write, [helion("helion_latency_ms", [1.0, 2.0], ["a"])], options=SAID)
 
@@ -350,7 +352,7 @@ VLLM = [
 @pytest.mark.parametrize(("content", "expected"), VLLM)
 def test_a_file_of_vllm(write: Any, content: dict[str, Any], expected: dict[str, Any]) -> None:
     loaded = read(write, content)
-    assert loaded.title == "vLLM benchmark JSON"
+    assert list(loaded.summary.titles) == ["vLLM benchmark JSON"]
     assert results(loaded).keys() == expected.keys()
     for name, values in expected.items():
         assert results(loaded)[name] == (None if values is None else pytest.approx(values))
@@ -415,7 +417,7 @@ def test_a_file_of_sglang(write: Any, name: str, facts: dict[str, Any], values: 
     expected = {key: [value] if index < 4 else {"per_second": value}
                 for index, (key, value) in enumerate(zip(names, values, strict=True))}  # fmt: skip
     assert results(loaded) == expected
-    assert loaded.losses == ""
+    assert loaded.summary.losses == ""
     assert {one.cell.shape.partition(",unit=")[0] for one in loaded.records} == {
         f"max_concurrency={facts['max_concurrency']},tag={name}"
     }

@@ -44,7 +44,7 @@ OOM = {("x_val=8192", "aten_grouped_mm"): ("ok", 2.5), ("x_val=8192", "triton_gr
 
 def test_json() -> None:
     loaded = load(JSON, options=SAID)
-    assert loaded.title == "TritonBench JSON"
+    assert list(loaded.summary.titles) == ["TritonBench JSON"]
     assert cells(loaded.records) == MEASURED, "averages are left out"
     record = loaded.records[0]
     cell = record.cell
@@ -71,7 +71,7 @@ def test_the_run_is_named_by_content_and_options(tmp_path: Path) -> None:
 
 def test_csv() -> None:
     loaded = load(CSV, options=Options(commit="1", date=SAID.date, gpu="H100", operator="grouped_gemm"))
-    assert loaded.title == "TritonBench CSV"
+    assert list(loaded.summary.titles) == ["TritonBench CSV"]
     assert cells(loaded.records) == MEASURED | OOM
     oom = loaded.records[-1]
     assert oom.message == "CUDA OOM"
@@ -81,7 +81,7 @@ def test_csv() -> None:
 
 def test_v3() -> None:
     loaded = load(V3, options=Options(date=SAID.date))
-    assert loaded.title == "oss_ci_benchmark_v3"
+    assert list(loaded.summary.titles) == ["oss_ci_benchmark_v3"]
     # The writer replaces text by 0.0. This loses the reason, but must not be read as a latency.
     lost = {("x_val=8192", "triton_grouped_gemm"): ("error", None)}
     assert cells(loaded.records) == MEASURED | OOM | lost
@@ -195,7 +195,7 @@ def test_a_table_does_not_say_on_which_device(write: Any) -> None:
 def test_other_metrics_are_counted(write: Any) -> None:
     path = write([b"x_val;a-latency;a-gpu_peak_mem;b-latency;b-gpu_peak_mem;b-speedup\n1;0.5;2.0;0.6;;0.8\n"], "g.csv")
     loaded = load(path, options=replace(SAID, gpu="H100"))
-    assert loaded.losses == "1 of another metric (gpu_peak_mem)"
+    assert loaded.summary.losses == "1 of another metric (gpu_peak_mem)"
     assert len(loaded.records) == 2
 
 
@@ -316,7 +316,7 @@ def test_what_export_writes_comes_back(cli: Any, stored: Any, make: Any, tmp_pat
     path = tmp_path / "out.jsonl"
     assert cli("db", "export", path, "--format", "v3").exit_code == 0
     loaded = load(path)
-    assert loaded.title == "oss_ci_benchmark_v3"
+    assert list(loaded.summary.titles) == ["oss_ci_benchmark_v3"]
     of = {record.cell.backend: record for record in loaded.records}
     statuses = {name: record.status for name, record in of.items()}
     assert statuses == {"triton": "ok", "gone": "oom", "bad": "wrong", "interpreted": "ok"}

@@ -402,7 +402,7 @@ def test_suspects_are_confirmed_with_the_toolchain(
 
     def confirmed(store: object, measuring: Measuring, **more: Any) -> Confirmed:
         pythons.append(measuring.python)
-        return Confirmed((), (), (), ())
+        return Confirmed()
 
     monkeypatch.setattr("groupbench.tracker.ab.confirm.confirm", confirmed)
     tritonbench.records = [[make(1)], [make(2)]]
@@ -415,7 +415,7 @@ def test_only_confirm_by_itself_names_the_gate_as_the_next_step(
     tritonbench: Tritonbench, make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     same: Any = SimpleNamespace(verdict="same", decided=True)
-    confirmed = Confirmed(compared=((same, same),))
+    confirmed = Confirmed(compared=[(same, same)])
     monkeypatch.setattr("groupbench.tracker.ab.confirm.confirm", lambda *args, **more: confirmed)
     tritonbench.records = [[make(1)]]
     hint = "run `groupbench gate`"
