@@ -21,8 +21,8 @@ from groupbench.tracker.store.columns import CODES, TIMINGS
 from groupbench.tracker.store.decisions import rejected
 from groupbench.tracker.store.schema import NEWEST_FIRST, Commit, Environment, Run, Series
 
-Changes: TypeAlias = Mapping[tuple[int, str, str], Sequence[float]]
-"""Changes of log(latency) between successive runs, oldest first, by series key, environment identity and timing."""
+Changes: TypeAlias = Mapping[tuple[str, str], Sequence[float]]
+"""A series' changes of log(latency) between successive runs, oldest first, by environment identity and timing."""
 
 MOST = 4 * LAST
 """Most runs to read: a rarely measured series must not make a comparison read the whole database."""
@@ -51,8 +51,8 @@ def scatter_of(changes: Sequence[float], timing: str, ms: float) -> Scatter:
     return Scatter(predicted.deviation / math.sqrt(predicted.uncertain), 1 + MAD_WORTH * (len(newest) - 1))
 
 
-def changes_between_runs(session: Session, series: Collection[int], without: Collection[int]) -> Changes:
-    """Return some series' changes between their newest runs. Rejected runs and those in `without` do not count.
+def changes_between_runs(session: Session, series: Collection[int], without: Collection[int]) -> dict[int, Changes]:
+    """Return some series' changes between their newest runs, by key. Rejected runs and those in `without` do not count.
 
     Only runs on one branch with one toolchain follow each other. A copied run shows nothing.
     """
@@ -87,8 +87,8 @@ def changes_between_runs(session: Session, series: Collection[int], without: Col
     follows = np.diff(content[order]) != 0
     for each in keys:
         follows &= np.diff(each[order]) == 0
-    changes: dict[tuple[int, str, str], list[float]] = defaultdict(list)
+    changes: dict[int, dict[tuple[str, str], list[float]]] = defaultdict(lambda: defaultdict(list))
     which = [each[order][1:][follows].tolist() for each in keys[:3]]
     for key, environment, timing, change in zip(*which, np.diff(log[order])[follows].tolist(), strict=True):
-        changes[key, names[environment], str(TIMINGS[timing])].append(change)
-    return changes
+        changes[key][names[environment], str(TIMINGS[timing])].append(change)
+    return dict(changes)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from sqlalchemy.orm import Session
 
@@ -37,8 +38,6 @@ if TYPE_CHECKING:
 ORDER = tuple(verdict for verdict in Verdict if verdict.of_sides)
 COMPARING = (Verdict.WRONG, Verdict.REGRESSED, Verdict.IMPROVED, Verdict.OK)
 """Verdicts that compare B with A."""
-ChangesLike: TypeAlias = Callable[[PointRow], Sequence[float]]
-"""Returns the changes between other runs of a point's series, environment and timing."""
 UNREPEATED = "no p: one run each, and too few others; measure again, or use ab"
 """Why a pair has neither an interval nor a p value."""
 
@@ -178,15 +177,14 @@ def compare_sides(
     at_a, at_b = (grouped(side.points, lambda point: point.series.sort_key) for side in (a, b))
     stored = [point for side in (a, b) if side.state is not None for point in side.points]
     keys = {point.series.sort_key: point.series.pk for point in stored}
-    changes: Changes = {}
-    if session is not None and keys:
-        changes = changes_between_runs(session, keys.values(), {point.run.pk for point in stored})
-
-    def others(point: PointRow) -> Sequence[float]:
-        return changes.get((keys.get(point.series.sort_key, 0), point.environment.identity, str(point.timing)), ())
-
+    runs = {point.run.pk for point in stored}
+    changes = changes_between_runs(session, keys.values(), runs) if session is not None and keys else {}
     pairs = [
-        compare_series(series[key], at_a.get(key, []), at_b.get(key, []), others, force=force, min_effect=min_effect)
+        compare_series(
+            *(series[key], at_a.get(key, []), at_b.get(key, []), changes.get(keys.get(key, 0), {})),
+            force=force,
+            min_effect=min_effect,
+        )
         for key in sorted({*at_a, *at_b})
     ]
     pairs.sort(key=lambda pair: (ORDER.index(pair.verdict), -abs(math.log(pair.ratio or 1.0))))
@@ -197,7 +195,7 @@ def compare_series(
     series: SeriesRow,
     a: Sequence[PointRow],  # oldest first
     b: Sequence[PointRow],
-    others: ChangesLike = lambda point: (),
+    changes: Changes = MappingProxyType({}),  # between other runs
     *,
     force: bool = False,
     min_effect: float | None = None,
@@ -210,9 +208,9 @@ def compare_series(
     if not good_a or not good_b:
         return _one_sided(series, a, b, good_b)
     if force:
-        return _judged(series, good_a, good_b, others, _ignored(good_a, good_b), min_effect)
+        return _judged(series, good_a, good_b, changes, _ignored(good_a, good_b), min_effect)
     if (alike := _alike(good_a, good_b)) is not None:
-        return _judged(series, *alike, others, None, min_effect)
+        return _judged(series, *alike, changes, None, min_effect)
     note = "; ".join(_unlike(good_a, good_b))
     return SeriesPair(series, Verdict.INCOMPARABLE, note=note, runs=(len(good_a), len(good_b)))
 
@@ -272,7 +270,7 @@ def _judged(
     series: SeriesRow,
     a: list[PointRow],
     b: list[PointRow],
-    others: ChangesLike,
+    changes: Changes,
     note: str | None,
     min_effect: float | None,
 ) -> SeriesPair:
@@ -283,7 +281,7 @@ def _judged(
     if known and RMS.worse(before := median(errors), now):
         worse = f"accuracy: {rms_text(before, now)}"
     if timed_a and timed_b:
-        pair = _timed(series, timed_a, timed_b, others(timed_b[-1]), note, min_effect)
+        pair = _timed(series, timed_a, timed_b, changes, note, min_effect)
     else:
         interpreted = "interpreted" if "interpreted" in {a[-1].timing, b[-1].timing} else "no latency"
         verdict = Verdict.OK if known else Verdict.UNKNOWN
@@ -296,7 +294,7 @@ def _timed(
     series: SeriesRow,
     a: list[PointRow],
     b: list[PointRow],
-    changes: Sequence[float],
+    changes: Changes,
     note: str | None,
     min_effect: float | None,
 ) -> SeriesPair:
@@ -308,7 +306,8 @@ def _timed(
         finite(p.error for p in b),
     )
     timing = str(a[-1].timing)
-    others = scatter_of(changes, timing, _median(a) or 1.0)
+    of_others = changes.get((b[-1].environment.identity, timing), ())
+    others = scatter_of(of_others, timing, _median(a) or 1.0)
     judged = judge_pools(*pools, timing=timing, others=others, min_effect=min_effect)
     pair = SeriesPair(
         series,

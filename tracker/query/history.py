@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, S
 from dataclasses import dataclass, replace
 from itertools import groupby
 
-from sqlalchemy import func, select
+from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from groupbench.tracker.facts.environment import environment_differences
@@ -65,9 +65,11 @@ def history(
     line = _line(session, where, all_branches, first_parents)
     along = line.along(_points(session, series, [key for key in line.runs if key in allowed], wanted))
     rows = [row for row in changes(along, LoadedLists(session, along)) if row.point.run.pk in wanted]
-    others = 0 if where.branch else _number(session, series, wanted.difference(line.runs))
+    others = 0 if where.branch else len(_read(session, series, wanted.difference(line.runs)))
     omitted = f"{counted(others, 'result')} of other branches left out; --all lists them" if others else None
-    rows = rows if limit is None else _newest_of_each(rows, limit)
+    if limit is not None:
+        of_series = grouped(rows, lambda row: row.point.series.pk).values()
+        rows = [row for each in of_series for row in each[max(len(each) - limit, 0) :]]
     if baseline is not None:
         rows = _with_speedups(session, rows, over)
     ids = {row.point.run.pk: row.point.run.id for row in rows}
@@ -118,12 +120,6 @@ def _read(session: Session, series: Mapping[int, SeriesRow], runs: Collection[in
         for keys in chunks(series)
         for point in points_where(session, Point.run_id.in_(some), Point.series_id.in_(keys), series=series)
     ]
-
-
-def _number(session: Session, series: Collection[int], runs: Collection[int]) -> int:
-    count = select(func.count(Point.id))
-    parts = [(some, keys) for some in chunks(runs) for keys in chunks(series)]
-    return sum(session.scalar(count.where(Point.run_id.in_(s), Point.series_id.in_(k))) or 0 for s, k in parts)
 
 
 def _choice(session: Session, where: Filter) -> Callable[[RunRow], bool]:
@@ -221,13 +217,3 @@ def _with_speedups(session: Session, rows: list[HistoryRow], over: Mapping[tuple
         return speedup_over(point, base.get((baseline_of.get(point.series.pk, -1), point.run.pk)))
 
     return [replace(row, speedup=speedup(row.point)) for row in rows]
-
-
-def _newest_of_each(rows: Sequence[HistoryRow], limit: int) -> list[HistoryRow]:
-    kept: list[HistoryRow] = []
-    seen: dict[int, int] = {}
-    for row in reversed(rows):
-        seen[row.point.series.pk] = seen.get(row.point.series.pk, 0) + 1
-        if seen[row.point.series.pk] <= limit:
-            kept.append(row)
-    return kept[::-1]
