@@ -19,7 +19,7 @@ from groupbench.tracker.facts.exits import ExitCode
 from groupbench.tracker.facts.identity import IDENTITY
 from groupbench.tracker.facts.record import Cell, Commit, Environment, Record, RecordError, Run, decode, encode
 from groupbench.tracker.text.files import whole_file
-from groupbench.tracker.text.wording import counted
+from groupbench.tracker.text.wording import commit_text, counted
 
 Key: TypeAlias = tuple[str | int, ...]
 """The identity of a cell within a run: the values of `_KEY`."""
@@ -113,7 +113,8 @@ def _why_another(
 ) -> str | None:
     """Return why this invocation would be another run: a sentence end after the run. None if not."""
     if run.commit.hash != commit.hash or run.commit.dirty or commit.dirty:  # uncommitted changes may differ
-        text = f" at commit {named(run.commit)}; this is {named(commit)}"
+        was, now = (commit_text(each.hash, each.dirty) for each in (run.commit, commit))
+        text = f" at commit {was}; this is {now}"
         if run.commit.dirty or commit.dirty:
             text += " (+ marks uncommitted changes, as in `git status`: the code may differ)"
         return text
@@ -143,10 +144,6 @@ def not_done(jobs: Iterable[Job], records: Iterable[Record]) -> list[Job]:
     """Return the jobs without a record."""
     done = {key_of_cell(record.cell) for record in records}
     return [job for job in jobs if key_of_job(job) not in done]
-
-
-def named(commit: Commit) -> str:
-    return commit.hash[:10] + ("+" if commit.dirty else "")
 
 
 def _alike(environment: Environment) -> Environment:

@@ -46,7 +46,7 @@ from groupbench.tracker.facts.record import (
 )
 from groupbench.tracker.text import wording
 from groupbench.tracker.text.files import whole_file
-from groupbench.tracker.text.wording import counted
+from groupbench.tracker.text.wording import commit_text, counted
 from groupbench.tracker.tools import device_lock
 
 FEW_PROBLEMS = 3
@@ -99,7 +99,11 @@ class Session:
         if self.resume and self.records_path is not None:
             resumed = resume.go_on(self.records_path, commit, environment, self.plan, fleet, planned)
         self.run, self.records = resumed or (self._new_run(commit), [])
-        self.say(" · ".join([f"groupbench: {host}", *_named(environment), f"commit {resume.named(commit)}"]))
+        self.say(
+            " · ".join(
+                [f"groupbench: {host}", *_named(environment), f"commit {commit_text(commit.hash, commit.dirty)}"]
+            )
+        )
         if not fleet:  # the processes of a fleet hold the locks of their GPUs
             device_lock.warn_if_shared("tritonbench", environment.device, environment.gpu_uuid)
         if self.records_path is not None and commit.hash == UNKNOWN_COMMIT:

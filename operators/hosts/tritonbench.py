@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib.util
 import itertools
+import logging
 import os
 import signal
 import subprocess
@@ -26,6 +27,7 @@ from groupbench.operators.executor import Machine
 from groupbench.operators.flags import MODES
 from groupbench.operators.hosts.journal import Event, Finished, Setup
 from groupbench.operators.measure import machine_code
+from groupbench.operators.measure.channel import NOTICE_S, warn_of_wait
 from groupbench.operators.measure.fingerprint import fingerprints
 from groupbench.operators.measure.protocol import Protocol
 from groupbench.operators.measure.selection import default_dtypes, select_mode
@@ -38,6 +40,8 @@ from groupbench.tracker.facts.measured_tree import add_measured_folders
 from groupbench.tracker.facts.record import SCHEMA, Record, Run, Status
 from groupbench.tracker.text.scratch import Scratch
 from groupbench.tracker.text.wording import counted
+
+log = logging.getLogger(__name__)
 
 NEEDS_CUDA = ("grouped_gemm",)  # uses CUDA at import (10b14473), so on a CPU only our operator can run
 HOST_POLL_S = 0.2
@@ -372,7 +376,7 @@ class _Follower:
 
     def events(self) -> Iterator[Event]:
         """Yield events as the child writes them, until it ends. Kills it after too long without an event."""
-        position, last = 0, time.monotonic()
+        position, last, warned = 0, time.monotonic(), 0.0
         while True:
             ended = self._process.returncode is not None or has_ended(self._process.pid)
             text = self.journal.read_bytes()[position:] if self.journal.exists() else b""
@@ -389,7 +393,12 @@ class _Follower:
                 self.kill()
                 return
             patience = self.timeout_s if self.current else max(self.timeout_s, IMPORT_S)
-            if time.monotonic() - last > patience:
+            waited_s = time.monotonic() - last
+            if self.current is not None and waited_s > NOTICE_S and warned < last:
+                warned = last
+                cell = f"{self.current.backend}, input {self.current.input_id}"
+                warn_of_wait(log, cell, waited_s, self.timeout_s)
+            if waited_s > patience:
                 self.timed_out = True
                 self.kill()
             time.sleep(HOST_POLL_S)

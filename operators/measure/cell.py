@@ -14,7 +14,6 @@ import gc
 import importlib
 import os
 import random
-import re
 import signal
 import sys
 import tempfile
@@ -35,7 +34,7 @@ from groupbench.operators.measure import accuracy, compiled, costs, exchange, mo
 from groupbench.operators.measure.costs import Costs
 from groupbench.operators.measure.exchange import Sent
 from groupbench.operators.measure.faults import is_oom, located
-from groupbench.operators.measure.folders import SETTING, caches_in
+from groupbench.operators.measure.folders import caches_in
 from groupbench.operators.measure.given import Given
 from groupbench.operators.measure.invariance import batch_invariant
 from groupbench.operators.measure.keeper import Keeper
@@ -49,8 +48,6 @@ from groupbench.tracker.facts.record import Code
 
 _now = time.perf_counter
 _libc = ctypes.CDLL(None)
-_REFUSED = re.compile("read-?only|permission denied|unable to open database", re.IGNORECASE)
-"""In the messages by Python, SQLite and compilers when a file cannot be changed."""
 
 
 def open_gpu() -> None:
@@ -95,10 +92,7 @@ def _failure(error: BaseException) -> Failure:
     if isinstance(error, GroupbenchError):
         return Failure("error", str(error), kind)
     traceback.print_exc()
-    text = located(error)
-    if _REFUSED.search(text):
-        text += f"; a backend changes files only in TMPDIR, and in the folders that {SETTING} names"
-    return Failure("oom" if is_oom(error) else "error", text, kind)
+    return Failure("oom" if is_oom(error) else "error", located(error), kind)
 
 
 def _flush() -> None:

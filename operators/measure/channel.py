@@ -6,6 +6,7 @@ with a token that only the last request named, and neither a half reply nor a fu
 
 from __future__ import annotations
 
+import logging
 import os
 import struct
 import time
@@ -18,6 +19,8 @@ REPLY_BYTES = 64 << 20
 """Maximum size of one reply."""
 REPORT_EVERY_S = 10.0
 """Time between two reports that a reply is still awaited."""
+NOTICE_S = 30.0
+"""Time after which a warning names the cell that is awaited. A choice: few compilations take as long."""
 _HEADER = struct.Struct("!i")
 """The length of a message, as `Connection.send_bytes` writes it for messages of less than 2 GiB."""
 
@@ -105,3 +108,8 @@ class Channel:
         reply = bytes(self._unread[start:end])
         del self._unread[:end]
         return reply
+
+
+def warn_of_wait(log: logging.Logger, cell: str, waited_s: float, limit_s: float) -> None:
+    """Report a cell without an answer, with the option that limits the wait."""
+    log.warning("%s: no answer for %.0f s; it fails after %g s (--timeout)", cell, waited_s, limit_s)

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import re
 import sysconfig
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
+from groupbench.operators.measure.folders import SETTING
 from groupbench.operators.measure.texts import LONGEST_LINE, joined_lines, storable
 from groupbench.tracker.facts.record import cut
 
 HERE = Path(__file__).parent
 HARNESS = (f"{HERE}/", *(f"{HERE.parent}/{name}" for name in ("define.py", "plugins.py", "problems/")))
 """Where frames are the harness's way to a backend or plugin."""
+
+_REFUSED = re.compile("read-?only|permission denied|unable to open database", re.IGNORECASE)
+"""In the messages by Python, SQLite and compilers when a file cannot be changed."""
 
 OUT_OF_MEMORY = ("can't allocate memory", "CUDA error: out of memory", "[CUDA]: out of memory")
 
@@ -28,7 +33,10 @@ def _described(error: BaseException, message: str, longest: int) -> str:
 
 
 def located(error: BaseException) -> str:
-    """Return an exception in one line, with the author's file line: `..., at FILE:LINE in FUNCTION`."""
+    """Return an exception in one line, with the author's file line: `..., at FILE:LINE in FUNCTION`.
+
+    If a file could not be changed, a hint follows: code that is imported or run for a cell changes few folders' files.
+    """
     message, where = str(error), ""
     cause: BaseException | None = error
     while cause is not None:  # Triton raises its own error from that of the kernel
@@ -38,6 +46,8 @@ def located(error: BaseException) -> str:
             where = f", at {shown(cause.filename)}:{cause.lineno}"
             message = str(cause.msg) if cause is error else message  # without the file's name, which lacks its folder
         cause = cause.__cause__
+    if _REFUSED.search(message):
+        where += f"; a backend changes files only in TMPDIR, and in the folders that {SETTING} names"
     return _described(error, message, LONGEST_LINE - len(where)) + where
 
 

@@ -26,7 +26,7 @@ import msgspec
 
 from groupbench.operators.errors import GroupbenchError, PlanError, UsageError, WorkerLost
 from groupbench.operators.measure import cell, confine, folders, host_memory, judge, own_modules, servers, warden
-from groupbench.operators.measure.channel import BadReply, Channel
+from groupbench.operators.measure.channel import NOTICE_S, REPORT_EVERY_S, BadReply, Channel, warn_of_wait
 from groupbench.operators.measure.environment import host_threads
 from groupbench.operators.measure.faults import authors_frame, shown
 from groupbench.operators.measure.servers import ForkServer
@@ -146,7 +146,7 @@ class Worker:
         fcntl.fcntl(self._log, fcntl.F_SETFL, fcntl.fcntl(self._log, fcntl.F_GETFL) | os.O_APPEND)
         self._begun = 0
         self._file = os.memfd_create("groupbench")  # without a name, so that a killed process does not leave it behind
-        self._doing = "its start"
+        self._doing, self._cell = "its start", ""
         self._limited = False
         self._memory_kills = host_memory.killed()
         connection, child_end = multiprocessing.Pipe()
@@ -190,6 +190,9 @@ class Worker:
             self._kept = False
             warden.keep_on(os.sched_getaffinity(0), self._process.pid)
         self._doing = DOING.get(request.verb, request.verb)
+        if request.verb == "adopt":
+            job = request.arguments[0]
+            self._cell = f"{job.operator}/{job.backend} {job.shape}"
         self._asked = self._function_of(request)
         log.debug("process %s: %s", self._process.pid, request.verb)
         with contextlib.suppress(OSError):  # `receive` notices a process that is dead or does not read
@@ -224,6 +227,8 @@ class Worker:
         if not self._limited:
             self._limited = True
             servers.watchdog().limit(self._process.handle, self.timeout_s - waited_s)
+        if self._cell and NOTICE_S <= waited_s < NOTICE_S + REPORT_EVERY_S:
+            warn_of_wait(log, self._cell, waited_s, self.timeout_s)
         log.info(
             "process %s: waiting for %s for %.0f s, at most %g s",
             *(self._process.pid, self._doing, waited_s, self.timeout_s),

@@ -20,7 +20,7 @@ from groupbench.operators import executor
 from groupbench.operators.catalog.shapes import parse
 from groupbench.operators.errors import GroupbenchError
 from groupbench.operators.executor import Machine, Progress
-from groupbench.operators.measure import machine_code, servers, witness, worker
+from groupbench.operators.measure import channel, machine_code, servers, witness, worker
 from groupbench.operators.measure.costs import Costs
 from groupbench.operators.measure.exchange import Sent
 from groupbench.operators.measure.judge import OutputJudgement
@@ -160,7 +160,9 @@ def test_a_mode_has_its_own_backends_and_counts() -> None:
     assert (lacking.status, lacking.message) == ("unavailable", "triton_pointer has no backward")
 
 
-def test_a_hang_is_a_timeout_and_the_next_problem_is_measured(faulty: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hang_is_a_timeout_and_the_next_problem_is_measured(
+    faulty: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Only the answer that never comes is waited for less than others, which a busy machine can delay."""
     send = worker.Worker.send
     hanging: list[worker.Worker] = []
@@ -172,7 +174,10 @@ def test_a_hang_is_a_timeout_and_the_next_problem_is_measured(faulty: str, monke
         send(self, request)
 
     monkeypatch.setattr(worker.Worker, "send", impatient)
+    monkeypatch.setattr(worker, "NOTICE_S", 0.1)
+    monkeypatch.setattr(channel, "REPORT_EVERY_S", 0.2)
     records = measure([job("torch_loop"), job("hangs"), job("torch_loop", SINGLE)])
+    assert re.search(r"/hangs \S*: no answer for \d+ s; it fails after 2 s \(--timeout\)", capsys.readouterr().err)
     assert [r.status for r in records] == ["ok", "timeout", "ok"]
     place = r"\S*faulty_backends\.py:\d+ in run"
     assert re.fullmatch(f"no answer within 2 s during prepare or the first calls, at {place}", records[1].message)

@@ -288,6 +288,12 @@ PLACES = {
         "def f():\n    raise KeyError('M')\n",
         "KeyError: 'M', at helper.py:2 in f",
     ),
+    "a file that it may not change": (
+        "raise OSError(30, 'Read-only file system', '/srv/cache')\n",
+        "",
+        "'/srv/cache', at broken.py:1; a backend changes files only in TMPDIR, and in the folders that "
+        "GROUPBENCH_WRITABLE names",
+    ),
     "an import": ("import no_such_one\n", "", "No module named 'no_such_one', at broken.py:1"),
 }
 

@@ -72,8 +72,9 @@ def compare(
 ) -> None:
     """Compare two commits, runs or files, series by series.
 
-    The ratio is B/A: above 1, B is slower. The 95 % interval and p value are next to it. Rows are sorted by severity,
-    then by the size of the change. Series whose environments differ are not compared.
+    The ratio is B/A: above 1, B is slower. The 95 % interval and p value are next to it. They include the noise
+    between runs, so they need two runs of a side or other stored runs of the series. Rows are sorted by severity, then
+    by the size of the change. Series whose environments differ are not compared.
 
     A and B each name one of:
 

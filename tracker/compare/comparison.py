@@ -7,11 +7,13 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from operator import itemgetter
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from sqlalchemy.orm import Session
 
 from groupbench.tracker.compare import sides
+from groupbench.tracker.compare.between import Changes, changes_between_runs, scatter_of
 from groupbench.tracker.compare.ratios import GeometricMean, geometric_mean, judge_pools, ratio_interval
 from groupbench.tracker.compare.sides import ComparedSide
 from groupbench.tracker.facts.bursts import median
@@ -36,6 +38,8 @@ if TYPE_CHECKING:
 ORDER = tuple(verdict for verdict in Verdict if verdict.of_sides)
 COMPARING = (Verdict.WRONG, Verdict.REGRESSED, Verdict.IMPROVED, Verdict.OK)
 """Verdicts that compare B with A."""
+UNREPEATED = "no p: one run each, and too few others; measure again, or use ab"
+"""Why a pair has neither an interval nor a p value."""
 
 
 @dataclass(frozen=True)
@@ -148,10 +152,12 @@ def compare(
     `force` ignores differences of environment. Only the series fields of `where` apply. `options` supply facts that
     files in other formats lack.
     """
-    return compare_sides(*sides.find_sides(session, a, b, options), force=force, min_effect=min_effect, where=where)
+    both = sides.find_sides(session, a, b, options)
+    return compare_sides(session, *both, force=force, min_effect=min_effect, where=where)
 
 
 def compare_sides(
+    session: Session | None,
     a: ComparedSide,
     b: ComparedSide,
     *,
@@ -169,8 +175,16 @@ def compare_sides(
     allowed = {row.sort_key for row in narrowed(series.values(), where, exact=True)}
     a, b = (replace(side, points=tuple(p for p in side.points if p.series.sort_key in allowed)) for side in (a, b))
     at_a, at_b = (grouped(side.points, lambda point: point.series.sort_key) for side in (a, b))
+    stored = [point for side in (a, b) if side.state is not None for point in side.points]
+    keys = {point.series.sort_key: point.series.pk for point in stored}
+    runs = {point.run.pk for point in stored}
+    changes = changes_between_runs(session, keys.values(), runs) if session is not None and keys else {}
     pairs = [
-        compare_series(series[key], at_a.get(key, []), at_b.get(key, []), force=force, min_effect=min_effect)
+        compare_series(
+            *(series[key], at_a.get(key, []), at_b.get(key, []), changes.get(keys.get(key, 0), {})),
+            force=force,
+            min_effect=min_effect,
+        )
         for key in sorted({*at_a, *at_b})
     ]
     pairs.sort(key=lambda pair: (ORDER.index(pair.verdict), -abs(math.log(pair.ratio or 1.0))))
@@ -181,6 +195,7 @@ def compare_series(
     series: SeriesRow,
     a: Sequence[PointRow],  # oldest first
     b: Sequence[PointRow],
+    changes: Changes = MappingProxyType({}),  # between other runs
     *,
     force: bool = False,
     min_effect: float | None = None,
@@ -193,9 +208,9 @@ def compare_series(
     if not good_a or not good_b:
         return _one_sided(series, a, b, good_b)
     if force:
-        return _judged(series, good_a, good_b, _ignored(good_a, good_b), min_effect)
+        return _judged(series, good_a, good_b, changes, _ignored(good_a, good_b), min_effect)
     if (alike := _alike(good_a, good_b)) is not None:
-        return _judged(series, *alike, None, min_effect)
+        return _judged(series, *alike, changes, None, min_effect)
     note = "; ".join(_unlike(good_a, good_b))
     return SeriesPair(series, Verdict.INCOMPARABLE, note=note, runs=(len(good_a), len(good_b)))
 
@@ -252,7 +267,12 @@ def _one_sided(series: SeriesRow, a: Sequence[PointRow], b: Sequence[PointRow], 
 
 
 def _judged(
-    series: SeriesRow, a: list[PointRow], b: list[PointRow], note: str | None, min_effect: float | None
+    series: SeriesRow,
+    a: list[PointRow],
+    b: list[PointRow],
+    changes: Changes,
+    note: str | None,
+    min_effect: float | None,
 ) -> SeriesPair:
     timed_a = [p for p in a if p.timed]
     timed_b = [p for p in b if p.timed and timed_a and p.timing == timed_a[-1].timing]
@@ -261,7 +281,7 @@ def _judged(
     if known and RMS.worse(before := median(errors), now):
         worse = f"accuracy: {rms_text(before, now)}"
     if timed_a and timed_b:
-        pair = _timed(series, timed_a, timed_b, note, min_effect)
+        pair = _timed(series, timed_a, timed_b, changes, note, min_effect)
     else:
         interpreted = "interpreted" if "interpreted" in {a[-1].timing, b[-1].timing} else "no latency"
         verdict = Verdict.OK if known else Verdict.UNKNOWN
@@ -271,7 +291,12 @@ def _judged(
 
 
 def _timed(
-    series: SeriesRow, a: list[PointRow], b: list[PointRow], note: str | None, min_effect: float | None
+    series: SeriesRow,
+    a: list[PointRow],
+    b: list[PointRow],
+    changes: Changes,
+    note: str | None,
+    min_effect: float | None,
 ) -> SeriesPair:
     """Return the pair of two sides with latencies of the same timing."""
     pools = (
@@ -281,7 +306,9 @@ def _timed(
         finite(p.error for p in b),
     )
     timing = str(a[-1].timing)
-    judged = judge_pools(*pools, timing=timing, min_effect=min_effect)
+    of_others = changes.get((b[-1].environment.identity, timing), ())
+    others = scatter_of(of_others, timing, _median(a) or 1.0)
+    judged = judge_pools(*pools, timing=timing, others=others, min_effect=min_effect)
     pair = SeriesPair(
         series,
         judged.verdict if judged.verdict in COMPARING else Verdict.UNKNOWN,
@@ -298,8 +325,10 @@ def _timed(
         assert pair.noise is not None
         reason = f"too noisy to judge: only a change of more than {100 * pair.noise:.0f} % would show"
         pair = replace(pair, verdict=Verdict.UNKNOWN, note="; ".join(text for text in (reason, note) if text))
-    interval = ratio_interval(*pools, timing=timing)
-    return pair if interval is None else replace(pair, low=interval.low, high=interval.high, p=interval.p)
+    interval = ratio_interval(*pools, timing=timing, others=others)
+    if interval is None:
+        return replace(pair, note="; ".join(filter(None, (UNREPEATED, pair.note))))
+    return replace(pair, low=interval.low, high=interval.high, p=interval.p)
 
 
 def _median(points: Sequence[PointRow]) -> float | None:

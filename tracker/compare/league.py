@@ -241,5 +241,4 @@ def _provenance(point: PointRow) -> str:
     versions = [f"{name} {value}" for name in ("torch", "triton", "helion", "cuda") if (value := getattr(facts, name))]
     card = f" ({facts.gpu_uuid[4:12]})" if facts.gpu_uuid else ""
     driver = f", driver {facts.driver}" if facts.driver else ""
-    commit = f"commit {run.commit[:10]}{' with changes' if run.dirty else ''}"
-    return f"{commit}, {run.started:%Y-%m-%d}, {point.series.hardware}{card}{driver}, {', '.join(versions)}"
+    return f"commit {run.state}, {run.started:%Y-%m-%d}, {point.series.hardware}{card}{driver}, {', '.join(versions)}"

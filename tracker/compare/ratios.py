@@ -2,20 +2,22 @@
 
 The sides differ if the distance of their centres, the medians of log(latency), exceeds the larger of min_effect and
 4 sigma sqrt(1/n + 1/m). Sigma is the largest of each side's scatter (1.4826 MAD, corrected for small n), each side's
-typical standard error from the spread of bursts, and a floor. This rule cannot distinguish a drift of the machine from
-a code change. Only an interleaved re-run of both commits can.
+typical standard error from the spread of bursts, the scatter between other runs, and a floor. With one run per side and
+few others, the prior of a young series takes the place of the scatter. This rule cannot distinguish a drift of the
+machine from a code change. Only an interleaved re-run of both commits can.
 
 Of an interval, there are two estimates of the standard error, and the larger one counts:
 
-    runs    the scatter between runs, pooled over both sides, trimmed and winsorized so that one outlier in five or more
-            runs does not widen it (Yuen and Dixon, "The approximate behaviour and performance of the two-sample trimmed
-            t", Biometrika 60, 1973). It needs two runs on one side.
+    runs    the scatter between runs, pooled over both sides and other runs. A side's is trimmed and
+            winsorized so that one outlier in five or more runs does not widen it (Yuen and Dixon, "The approximate
+            behaviour and performance of the two-sample trimmed t", Biometrika 60, 1973). It needs two runs on one
+            side, or the scatter of other runs.
     bursts  the standard error of a run's latency from the spread of its bursts, and the smallest scatter between two
             runs (`thresholds.POOL_FLOOR`), added in quadrature
 
 The scatter between runs includes that between bursts, so the first is enough for many runs. The second prevents a few
-runs that agree by chance from looking exact. With one run per side, only the second exists, and the difference between
-runs of the same code enters through the floor alone.
+runs that agree by chance from looking exact. It never shows how much runs of the same code differ, so it is enough only
+for results of one run.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from groupbench.tracker.compare.between import Scatter
 from groupbench.tracker.facts.verdicts import Verdict
 from groupbench.tracker.stats.student import quantile, tail
 from groupbench.tracker.stats.thresholds import MAD_SD, POOL_FLOOR, least_effect, typical
@@ -71,16 +74,17 @@ def ratio_interval(
     after_errors: ArrayLike,  # [m]
     *,
     timing: str,  # gpu or cpu
+    others: Scatter | None = None,  # between other runs of the series; None for two results of one run
 ) -> Interval | None:
-    """Return the interval of median(after) / median(before), or None if nothing shows the noise.
+    """Return the interval of median(after) / median(before), or None if nothing shows the noise between them.
 
     The interval is symmetric on the logarithmic scale. It excludes 1 exactly if p is below 0.05.
     """
     sides = [np.log(np.asarray(ms, dtype=np.float64)) for ms in (before_ms, after_ms)]
     change = float(np.median(sides[1]) - np.median(sides[0]))
     typical_errors = [typical(errors) for errors in (before_errors, after_errors)]
-    free = sum(map(_degrees, sides))
-    if free == 0 and not any(typical_errors):
+    freedom = sum(map(_degrees, sides)) + (0.0 if others is None else others.freedom)
+    if freedom == 0 and (others is not None or not any(typical_errors)):
         return None
     bursts = math.sqrt(
         sum(
@@ -89,9 +93,9 @@ def ratio_interval(
         )
     )
     width, p = bursts * _quantile(math.inf), _p_value(change, bursts, math.inf)
-    if free:
-        runs = _error_by_runs(sides, free)
-        width, p = max(width, runs * _quantile(free)), max(p, _p_value(change, runs, free))
+    if freedom:
+        runs = _error_by_runs(sides, others, freedom)
+        width, p = max(width, runs * _quantile(freedom)), max(p, _p_value(change, runs, freedom))
     return _interval(change, width, p)
 
 
@@ -129,15 +133,15 @@ def _median_factor(n: int) -> float:
     return 1.0 if n < 3 else MEDIAN_WIDENING
 
 
-def _error_by_runs(sides: Sequence[NDArray[np.float64]], free: int) -> float:
+def _error_by_runs(sides: Sequence[NDArray[np.float64]], others: Scatter | None, freedom: float) -> float:
     """Return the standard error of the difference of two medians from the pooled winsorized scatter."""
-    squares = 0.0
+    squares = 0.0 if others is None else others.freedom * others.deviation**2
     for side in sides:
         cut = _trimmed(len(side))
         ordered = np.sort(side)
         kept = np.clip(side, ordered[cut], ordered[-1 - cut])
         squares += float(((kept - kept.mean()) ** 2).sum())
-    return math.sqrt(squares / free * sum(_median_factor(len(side)) ** 2 / (_degrees(side) + 1) for side in sides))
+    return math.sqrt(squares / freedom * sum(_median_factor(len(side)) ** 2 / (_degrees(side) + 1) for side in sides))
 
 
 def _quantile(free: float) -> float:
@@ -188,6 +192,7 @@ def judge_pools(
     after_errors: ArrayLike,  # [m]
     *,
     timing: str,
+    others: Scatter,  # between other runs of the series
     min_effect: float | None = None,
 ) -> ChangeVerdict:
     """Judge one commit's runs against another's; `unresolved` if neither repeats nor bursts show the noise."""
@@ -198,7 +203,8 @@ def judge_pools(
     scatters = [mad(before), mad(after), typical(before_errors), typical(after_errors)]
     if not any(scatters) and min(n, m) < 2:
         return ChangeVerdict(Verdict.UNRESOLVED, change)
-    sigma = max(*scatters, POOL_FLOOR[timing])
+    between = others.deviation if others.freedom or n + m == 2 else 0.0
+    sigma = max(*scatters, between, POOL_FLOOR[timing])
     effect = least_effect(timing, math.exp(float(np.median(before)))) if min_effect is None else min_effect
     threshold = max(math.log1p(effect), SIGMAS * sigma * math.sqrt(1 / n + 1 / m))
     return ChangeVerdict(_direction(change, threshold), change, threshold)

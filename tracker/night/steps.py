@@ -10,7 +10,7 @@ from statistics import fmean
 
 from sqlalchemy.orm import Session
 
-from groupbench.tracker.compare.comparison import SeriesPair, compare_series
+from groupbench.tracker.compare.comparison import UNREPEATED, SeriesPair, compare_series
 from groupbench.tracker.facts.grouping import grouped
 from groupbench.tracker.facts.record import Environment
 from groupbench.tracker.facts.verdicts import Verdict
@@ -77,7 +77,7 @@ class _Candidate:
         first = self.after[0][-1]
         before, after = ([point for of_commit in side for point in of_commit] for side in (self.before, self.after))
         pair = compare_series(first.series, before, after)
-        if pair.verdict not in (Verdict.REGRESSED, Verdict.IMPROVED) or pair.note is not None:
+        if pair.verdict not in (Verdict.REGRESSED, Verdict.IMPROVED) or pair.note not in (None, UNREPEATED):
             return None  # the pair with a note changed in accuracy
         ratio = (first.median_ms or math.nan) / (before[-1].median_ms or math.nan)
         if (ratio > 1) != (pair.verdict is Verdict.REGRESSED):

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from groupbench.tracker.facts.environment import environment_differences
 from groupbench.tracker.facts.errors import QueryError
+from groupbench.tracker.facts.grouping import grouped
 from groupbench.tracker.query.filters import Filter, commit_range
 from groupbench.tracker.query.lines import CommitLine, every_line, line_through
 from groupbench.tracker.query.loaded import LoadedLists
@@ -23,13 +25,16 @@ from groupbench.tracker.store.schema import NEWEST_FIRST, TIMED_POINT, Commit, P
 from groupbench.tracker.text.wording import counted, no_such
 from groupbench.tracker.tools import git
 
+AT_ONCE = 8
+"""Most runs whose points are read at once to find the ones before a filter's."""
+
 
 @dataclass(frozen=True)
 class BranchHistory:
     """Points along a branch's commits."""
 
     rows: list[HistoryRow]  # by series, oldest commit first
-    runs: tuple[str, ...] = ()  # ids of the runs on the branch, in the same order
+    runs: tuple[str, ...] = ()  # ids of their runs, in the same order
     notes: tuple[str, ...] = ()  # warnings about the order and omitted results
 
 
@@ -53,25 +58,67 @@ def history(
     series = {row.pk: row for row in find_series(session, where)}
     over = _baseline_series(session, baseline, series.values()) if baseline is not None else {}
     chosen = _choice(session, where)
-    if not any(chosen(run_row(row)) for row in session.execute(run_select())):
-        series = {}  # no point has to be read
-    points = _points(session, series, where.branch if len(where.branch) > 1 else ())
+    runs = [run_row(row) for row in session.execute(run_select())]
+    allowed = {run.pk for run in runs if len(where.branch) < 2 or run.branch in where.branch}
+    wanted = {run.pk for run in runs if run.pk in allowed and chosen(run)}
     line = _line(session, where, all_branches)
-    along = line.along(points)
-    rows = [row for row in changes(along, LoadedLists(session, along)) if chosen(row.point.run)]
-    others = 0 if where.branch else sum(chosen(point.run) for point in points) - len(rows)
+    along = line.along(_points(session, series, [key for key in line.runs if key in allowed], wanted))
+    rows = [row for row in changes(along, LoadedLists(session, along)) if row.point.run.pk in wanted]
+    others = 0 if where.branch else len(_read(session, series, wanted.difference(line.runs)))
     omitted = f"{counted(others, 'result')} of other branches left out; --all lists them" if others else None
-    rows = rows if limit is None else _newest_of_each(rows, limit)
+    if limit is not None:
+        of_series = grouped(rows, lambda row: row.point.series.pk).values()
+        rows = [row for each in of_series for row in each[max(len(each) - limit, 0) :]]
     if baseline is not None:
         rows = _with_speedups(session, rows, over)
-    ids = {point.run.pk: point.run.id for point in along}
-    runs = tuple(ids[key] for key in reversed(line.runs) if key in ids)
-    return BranchHistory(rows, runs, tuple(filter(None, (line.note, omitted))))
+    ids = {row.point.run.pk: row.point.run.id for row in rows}
+    order = tuple(ids[key] for key in reversed(line.runs) if key in ids)
+    return BranchHistory(rows, order, tuple(filter(None, (line.note, omitted))))
 
 
-def _points(session: Session, series: Mapping[int, SeriesRow], branches: Collection[str]) -> list[PointRow]:
-    points = [p for chunk in chunks(series) for p in points_where(session, Point.series_id.in_(chunk), series=series)]
-    return [point for point in points if point.run.branch in branches] if branches else points
+def _points(
+    session: Session,
+    series: Mapping[int, SeriesRow],
+    line: Sequence[int],  # runs, newest first
+    wanted: Collection[int],  # runs
+) -> list[PointRow]:
+    """Return the points of the wanted runs on a line, and those before them to which a change is relative."""
+    points = _read(session, series, [run for run in line if run in wanted])
+    of_run = grouped(points, lambda point: point.run.pk)
+    missing: dict[int, set[Hashable]] = {}  # what is sought before, by series: any point, or one measured alike
+
+    def found(point: PointRow) -> bool:
+        sought = missing.get(point.series.pk, set())
+        hits = sought & {None, _alike(point)}
+        sought -= hits
+        if not sought:
+            missing.pop(point.series.pk, None)
+        return bool(hits)
+
+    for is_wanted, stretch in groupby(line, lambda run: run in wanted):
+        runs, size = list(stretch), 1
+        for point in (point for run in runs if is_wanted for point in of_run.get(run, ())):
+            found(point)
+            missing.setdefault(point.series.pk, set()).update({None, _alike(point)})
+        while missing and runs and not is_wanted:
+            block, runs, size = runs[:size], runs[size:], min(2 * size, AT_ONCE)
+            older = grouped(_read(session, {key: series[key] for key in missing}, block), lambda point: point.run.pk)
+            points += [point for run in block for point in older.get(run, ()) if found(point)]
+    return points
+
+
+def _alike(point: PointRow) -> Hashable:
+    """Return the facts that a latency shares with those that it is compared with, or None without a latency."""
+    return (point.environment.identity, point.timing) if point.timed else None
+
+
+def _read(session: Session, series: Mapping[int, SeriesRow], runs: Collection[int]) -> list[PointRow]:
+    return [
+        point
+        for some in chunks(runs)
+        for keys in chunks(series)
+        for point in points_where(session, Point.run_id.in_(some), Point.series_id.in_(keys), series=series)
+    ]
 
 
 def _choice(session: Session, where: Filter) -> Callable[[RunRow], bool]:
@@ -169,13 +216,3 @@ def _with_speedups(session: Session, rows: list[HistoryRow], over: Mapping[tuple
         return speedup_over(point, base.get((baseline_of.get(point.series.pk, -1), point.run.pk)))
 
     return [replace(row, speedup=speedup(row.point)) for row in rows]
-
-
-def _newest_of_each(rows: Sequence[HistoryRow], limit: int) -> list[HistoryRow]:
-    kept: list[HistoryRow] = []
-    seen: dict[int, int] = {}
-    for row in reversed(rows):
-        seen[row.point.series.pk] = seen.get(row.point.series.pk, 0) + 1
-        if seen[row.point.series.pk] <= limit:
-            kept.append(row)
-    return kept[::-1]

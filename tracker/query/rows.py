@@ -15,6 +15,7 @@ from groupbench.tracker.facts.loaded import LoadedDifference
 from groupbench.tracker.facts.metrics import GBPS, TFLOPS, Metric, carried, rate
 from groupbench.tracker.facts.record import BACKFILL, TIMED, UNKNOWN_COMMIT, Environment, Kernel, Loaded, Telemetry
 from groupbench.tracker.query.tables import FlatRow, of_part, of_row
+from groupbench.tracker.text.wording import commit_text
 
 _problem = attrgetter(*PROBLEM)
 
@@ -104,7 +105,7 @@ class State:
         return self.clean and self == other
 
     def __str__(self) -> str:
-        return self.commit[:10] + ("+" if self.dirty else "")
+        return commit_text(self.commit, self.dirty)
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ from groupbench.tracker.store.engine import Store, cause
 from groupbench.tracker.store.packing import unpack_telemetry
 from groupbench.tracker.store.points import AMOUNTS, amounts_of, earlier_content, kernels_hash, result_of
 from groupbench.tracker.store.renamed import renamed
-from groupbench.tracker.text.wording import counted
+from groupbench.tracker.text.wording import commit_text, counted
 
 NAMED_RUNS = 5
 """Largest number of runs that a summary names."""
@@ -55,7 +55,7 @@ class Ingested:
     def summary(self) -> str:
         """The result as text: `2 points added, 0 already known, 2 series new; run ... at ...`."""
         nothing = "" if self.added else " (nothing new)"
-        runs = [f"run {run} at {commit[:10]}{'+' if dirty else ''}" for run, commit, dirty in self.runs]
+        runs = [f"run {run} at {commit_text(commit, dirty)}" for run, commit, dirty in self.runs]
         more = [f"and {len(runs) - NAMED_RUNS} more"] if len(runs) > NAMED_RUNS else []
         added = f"{counted(self.added, 'point')} added, {self.known} already known{nothing}"
         return "; ".join([f"{added}, {self.new_series} series new", *runs[:NAMED_RUNS], *more])

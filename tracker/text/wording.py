@@ -140,9 +140,9 @@ def date(value: datetime | None) -> str:
     return "" if value is None else f"{value:%Y-%m-%d %H:%M}"
 
 
-def commit_text(value: str | None) -> str:
-    """Return a short hash, with a `+` if the working tree was dirty."""
-    return "" if value is None else value[:10] + ("+" if value.endswith("+") else "")
+def commit_text(value: str | None, dirty: bool = False, digits: int = 10) -> str:
+    """Return a short hash, with a `+` if the working tree was dirty, as a `+` at the end of `value` says too."""
+    return "" if value is None else value[:digits] + ("+" if dirty or value.endswith("+") else "")
 
 
 def run_text(value: str) -> str:

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from nights import Cli, Stored
 from repositories import git
@@ -131,9 +132,35 @@ def test_rows_come_by_severity_and_a_regression_can_set_the_exit_code(cli: Cli, 
     assert cli("compare", "001", "000", "--fail-on", "regressed", "--backend", "slower").exit_code == 0
 
 
+def test_p_knows_how_much_other_runs_of_the_series_differ(cli: Cli, stored: Stored, write: Any, make: Any) -> None:
+    """One run each, whose bursts agree: the noise between runs is that of the others in the same environment."""
+
+    def p_of(a: str, b: str) -> Any:
+        (row,) = series(cli, a, b)
+        return row["p"]
+
+    luck = np.random.default_rng(4).normal(0, 0.05, 12)
+    stored([make(0, 1.0), make(1, 1.04)])
+    (row,) = series(cli, "000", "001")
+    assert (row["p"], row["low"], row["high"]) == (None, None, None) and "one run each" in row["note"]
+    stored([make(2 + n, float(np.exp(each)), environment={"driver": "2"}) for n, each in enumerate(luck)])
+    assert p_of("000", "001") is None
+    stored([make(20 + n, float(np.exp(each))) for n, each in enumerate(luck)])
+    assert 0.3 < p_of("000", "001") < 1
+    quiet = [make(40 + n, 1 + 0.001 * (n % 3)) for n in range(40)]
+    stored(quiet)
+    assert p_of("000", "001") < 1e-3
+    a_file = write([make(1, 1.04)], "new.jsonl")
+    assert p_of("000", str(a_file)) == pytest.approx(p_of("000", "001"), rel=0.01)
+    for record in quiet:
+        assert cli("db", "reject", record.run.id, "--reason", "disturbed").exit_code == 0
+    assert 0.3 < p_of("000", "001") < 1
+
+
 def test_rows_and_geometric_means_have_intervals(cli: Cli, stored: Stored, make: Any) -> None:
     now = {("slow", "a"): 1.2, ("slow", "b"): 1.25, ("same", "a"): 1.0, ("same", "b"): 1.0, ("lone", "a"): 1.1}
     cells = [{"backend": backend, "operator": operator} for backend, operator in now]
+    stored([make(night, 1 + 0.001 * (night % 2), **cell) for night in range(100, 130) for cell in cells])
     stored([make(0, 1.0, **cell) for cell in cells])
     stored([make(1, ms, **cell) for cell, ms in zip(cells, now.values(), strict=True)])
     output = json.loads(cli("compare", "000", "001", "--format=json").stdout)

@@ -11,6 +11,7 @@ from cases import rarely
 from hypothesis import given
 from hypothesis import strategies as st
 
+from groupbench.tracker.compare.between import scatter_of
 from groupbench.tracker.compare.ratios import Interval, geometric_mean, ratio_interval
 
 TRIALS = 1500
@@ -56,14 +57,45 @@ def test_an_interval_of_several_runs_covers_the_true_ratio(runs: tuple[int, int]
     assert shares(runs, 0.01, 0.002, 1.05, noise)[0] <= 0.065
 
 
-@pytest.mark.parametrize(
-    ("between", "low", "high"),
-    [(0.0, 0.0, 0.06), (0.001, 0.03, 0.08), (0.003, 0.3, 0.5)],
-    ids=["bursts alone", "runs differ by the floor", "runs differ by three times the floor"],
-)
-def test_one_run_a_side_holds_its_bursts_and_the_floor_alone(between: float, low: float, high: float) -> None:
-    missed, called = shares((1, 1), between, 0.001, 1.0, "normal")
-    assert low <= missed == called <= high
+def called(between: float, others: int, rng: np.random.Generator, trials: int, runs: int = 1) -> tuple[float, float]:
+    """Return how often p is below 0.05 and 0.001, of A/A runs in which every run's bursts agree."""
+    values = []
+    for _ in range(trials):
+        log = rng.normal(0, between, others + 2 * runs)
+        scatter = scatter_of(np.diff(log[:others]).tolist(), "gpu", 1.0)
+        a, b = np.exp(log[others : others + runs]), np.exp(log[others + runs :])
+        result = ratio_interval(a, [0.001] * runs, b, [0.001] * runs, timing="gpu", others=scatter)
+        values += [] if result is None else [result.p]
+    return tuple(sum(p is not None and p < limit for p in values) / trials for limit in (0.05, 0.001))
+
+
+@pytest.mark.parametrize("others", [6, 31, *rarely(11, 16)])
+@pytest.mark.parametrize("between", [0.05, *rarely(0.02, 0.1)])
+def test_the_scatter_of_other_runs_bounds_the_p_of_one_run_a_side(between: float, others: int) -> None:
+    often, certain = called(between, others, np.random.default_rng(7), 4 * TRIALS)
+    assert 0.01 < often < 0.06 and certain <= 0.002
+
+
+@pytest.mark.parametrize("others", [0, 3, 5])
+def test_one_run_a_side_and_too_few_others_have_no_p(others: int) -> None:
+    assert called(0.05, others, np.random.default_rng(7), 20) == (0, 0)
+
+
+def test_other_runs_make_the_p_of_few_runs_useful() -> None:
+    alone = interval([1.0], [1.02, 1.021])
+    others = scatter_of(np.diff(np.random.default_rng(2).normal(0, 0.002, 30)).tolist(), "gpu", 1.0)
+    result = ratio_interval([1.0], [0.001], [1.02, 1.021], [0.001] * 2, timing="gpu", others=others)
+    assert result is not None and alone.p is not None and result.p is not None
+    assert (
+        result.p < 1e-3 < alone.p and result.low > 1 and called(0.05, 31, np.random.default_rng(3), 500, 2)[1] < 0.005
+    )
+
+
+def test_a_step_between_other_runs_is_not_their_scatter() -> None:
+    level = np.random.default_rng(2).normal(0, 0.002, 20)
+    step = np.where(np.arange(20) < 9, 0.0, 0.4)
+    scatters = [scatter_of(np.diff(level + each).tolist(), "gpu", 1.0).deviation for each in (0, step)]
+    assert scatters[1] < 1.5 * scatters[0]
 
 
 def test_more_runs_narrow_the_interval() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import random
 from pathlib import Path
 from typing import Any
 
@@ -26,14 +27,58 @@ def test_by_series_then_time(cli: Cli, stored: Any, make: Any) -> None:
     assert [(r["backend"], r["run"]) for r in rows(cli)] == [(b, f"run-00{n}") for b in ("a", "z") for n in (0, 1, 2)]
 
 
-def test_no_point_is_read_without_a_run_of_the_dates(
-    cli: Cli, stored: Any, make: Any, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("args", "runs"),
+    {
+        "no run": (["--since", "2027-01-01"], set()),
+        "the newest": (["--since", "2026-01-20"], {18, 19}),
+        "two days": (["--since", "2026-01-10", "--until", "2026-01-11"], {8, 9, 10}),
+        "every second": (["--commit", "006", "--commit", "008"], {5, 6, 7, 8}),
+    }.values(),
+    ids=["no run", "the newest", "two days", "every second"],
+)
+def test_only_the_points_of_chosen_runs_are_read_and_those_before_them(
+    args: list[str], runs: set[int], cli: Cli, stored: Any, make: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stored([make(0), make(1)])
-    read: list[Any] = []
-    monkeypatch.setattr(queries, "points_where", lambda *args, **rest: read.append(args) or [])
-    assert rows(cli, "--since", "2027-01-01") == [] and read == []
-    assert rows(cli, "--since", "2026-01-02") == [] and len(read) == 1
+    stored([make(n, backend=b) for n in range(20) for b in "ab"])
+    read: set[int] = set()
+    points_where = queries.points_where
+
+    def counted(*args: Any, **rest: Any) -> Any:
+        points = points_where(*args, **rest)
+        read.update(int(point.run.id.removeprefix("run-")) for point in points)
+        return points
+
+    monkeypatch.setattr(queries, "points_where", counted)
+    rows(cli, *args)
+    assert read == runs
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_filter_changes_no_row(seed: int, cli: Cli, stored: Any, make: Any) -> None:
+    """The changes, environments and files of a row are relative to results that the filter leaves out."""
+    rng = random.Random(seed)
+    records = []
+    for night in range(24):
+        shared = {
+            "environment": {"driver": rng.choice("12")},
+            "commit_facts": {"branch": rng.choice(["main", "topic"])},
+        }
+        for backend in "abc":
+            if rng.random() < 0.7:
+                status = rng.choice(["ok", "ok", "ok", "oom"])
+                records.append(make(night, 1 + rng.random(), backend=backend, status=status, **shared))
+    stored(records)
+    every = rows(cli, "--all")
+    for since, until in ((20, 24), (7, 12), (1, 3)):
+        dates = f"2026-01-{since:02}", f"2026-01-{until:02}"
+        filtered = rows(cli, "--all", "--since", dates[0], "--until", dates[1])
+        assert filtered == [row for row in every if dates[0] <= row["started"][:10] < f"2026-01-{until + 1:02}"]
+    both = rows(cli, "--branch", "main", "--branch", "topic")
+    assert both == every
+    chosen = ["003", "004", "011", "019"]
+    named = rows(cli, "--all", *(f"--commit={each}" for each in chosen if any(r["commit"][:3] == each for r in every)))
+    assert named == [row for row in every if row["commit"][:3] in chosen]
 
 
 def test_a_row_has_the_measured_values(cli: Cli, stored: Any, make: Any) -> None:

@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 
 from groupbench.tracker.ab.result import defaults
+from groupbench.tracker.compare.between import Scatter, scatter_of
 from groupbench.tracker.compare.ratios import judge_pools, mad
 from groupbench.tracker.stats.thresholds import POOL_FLOOR, burst_error, least_effect
 
 UNKNOWN = math.nan
+NO_OTHERS = Scatter(0.0015)
 
 
 @pytest.mark.parametrize(
@@ -60,16 +62,25 @@ class TestPools:
         for _ in range(300):
             a, b = np.exp(rng.normal(0, 0.003, 5)), np.exp(rng.normal(0, 0.003, 5))
             nothing = [UNKNOWN] * 5
-            alarms += judge_pools(a, nothing, b, nothing, timing="gpu").verdict != "ok"
-            detected += judge_pools(a, nothing, b * 1.03, nothing, timing="gpu").verdict == "regressed"
+            alarms += judge_pools(a, nothing, b, nothing, timing="gpu", others=NO_OTHERS).verdict != "ok"
+            detected += (
+                judge_pools(a, nothing, b * 1.03, nothing, timing="gpu", others=NO_OTHERS).verdict == "regressed"
+            )
         assert alarms <= 3
         assert detected >= 297
 
     def test_one_run_with_bursts_is_judged_by_their_spread(self) -> None:
-        assert judge_pools([1.0], [0.001], [1.05], [0.001], timing="gpu").verdict == "regressed"
-        assert judge_pools([1.0], [0.02], [1.05], [0.02], timing="gpu").verdict == "ok"
+        assert judge_pools([1.0], [0.001], [1.05], [0.001], timing="gpu", others=NO_OTHERS).verdict == "regressed"
+        assert judge_pools([1.0], [0.02], [1.05], [0.02], timing="gpu", others=NO_OTHERS).verdict == "ok"
+
+    def test_one_run_is_judged_by_the_scatter_of_other_runs_too(self) -> None:
+        noisy = scatter_of([0.05, -0.04, 0.06, -0.05, 0.03, -0.06], "gpu", 1.0)
+        assert judge_pools([1.0], [0.001], [1.05], [0.001], timing="gpu", others=noisy).verdict == "ok"
+        young = scatter_of([], "cpu", 1.0)
+        assert judge_pools([1.0], [0.001], [1.3], [0.001], timing="cpu", others=young).verdict == "ok"
+        assert judge_pools([1.0] * 2, [0.001], [1.3] * 2, [0.001], timing="cpu", others=young).verdict == "regressed"
 
     def test_one_run_without_spread_is_unresolved(self) -> None:
-        judged = judge_pools([1.0], [UNKNOWN], [1.5], [UNKNOWN], timing="gpu")
+        judged = judge_pools([1.0], [UNKNOWN], [1.5], [UNKNOWN], timing="gpu", others=NO_OTHERS)
         assert (judged.verdict, judged.threshold) == ("unresolved", None)
         assert judged.change == pytest.approx(math.log(1.5))

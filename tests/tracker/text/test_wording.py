@@ -12,6 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from groupbench.tracker.query.rows import State
+from groupbench.tracker.report.figures.drawing import tick_text
+from groupbench.tracker.report.shown import RunLabel
 from groupbench.tracker.text.cells import cell_for, formula_safe, json_for
 from groupbench.tracker.text.wording import (
     change_in_words,
@@ -87,8 +90,11 @@ def test_a_plural_of_its_own() -> None:
     assert (counted(1, "series", "series"), counted(2000, "series", "series")) == ("1 series", "2,000 series")
 
 
-def test_no_commit_is_no_text() -> None:
-    assert (commit_text(None), commit_text("0123456789abcdef+")) == ("", "0123456789+")
+def test_every_label_of_a_commit_shows_that_its_tree_was_dirty() -> None:
+    full = "0123456789abcdef"
+    assert (commit_text(None), commit_text(full + "+")) == ("", "0123456789+")
+    assert commit_text(full, dirty=True) == str(State(full, True)) == "0123456789+"
+    assert tick_text(RunLabel("run", "0123456789+", "2026-01-31 03:00")) == "0123456+<br>01-31"
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from html import escape
 from typing import Any
 
 from groupbench.tracker.report.shown import RunLabel
+from groupbench.tracker.text.wording import commit_text
 
 Figure = dict[str, Any]
 
@@ -40,7 +41,7 @@ def run_text(run: RunLabel) -> str:
 
 def tick_text(run: RunLabel) -> str:
     """Return a run's text below an axis, escaped for plotly: the commit, and below it the month and day."""
-    return f"{plain(run.commit[:7])}<br>{run.started[5:10]}"
+    return f"{plain(commit_text(run.commit, digits=7))}<br>{run.started[5:10]}"
 
 
 def mark_of(number: int) -> dict[str, str]:
