@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 import time
@@ -94,6 +95,15 @@ def test_every_end_has_its_records(
     script: str, timeout_s: float, expected: list[tuple[str, str]], follow: Callable[..., list[Record]]
 ) -> None:
     assert outcomes(follow(script, timeout_s)) == expected
+
+
+def test_a_silent_cell_is_named_before_it_fails(
+    follow: Callable[..., list[Record]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(tritonbench, "NOTICE_S", 0.2)
+    follow("if not done:\n  begin('a')\n  time.sleep(3600)", 2)
+    warning = r"a, input 0: no answer for \d+ s; it fails after 2 s \(--timeout\)"
+    assert len(re.findall(warning, capsys.readouterr().err)) == 1
 
 
 # script of the process -> the error that is raised, the backends that have a record
