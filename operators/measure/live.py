@@ -7,8 +7,8 @@ steps; one comparison side drives two.
 from __future__ import annotations
 
 import math
-import os
 import random
+import secrets
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -59,9 +59,6 @@ CHECKS = Checks()
 FIRST = At()
 """The inputs as made from the seed. A record's accuracy is measured on them, since histories compare it."""
 
-_draw_bytes = os.urandom
-"""Bound before a plugin is imported, which could otherwise make the secrets known in advance."""
-
 
 def new_secret() -> int:
     """Draw the secret for moving a round's inputs, after all backends are prepared."""
@@ -70,7 +67,7 @@ def new_secret() -> int:
 
 def drawn(bits: int) -> int:
     """Return a number with so many random bits, unforeseeable for any code."""
-    return int.from_bytes(_draw_bytes(-(-bits // 8)), "big") >> -bits % 8
+    return secrets.randbits(bits)
 
 
 @dataclass
