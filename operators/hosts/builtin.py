@@ -23,7 +23,7 @@ def record_failure(selections: list[Selection], device: str, session: Session, r
     session.open("built-in host", machine.environment, planned=jobs)
     jobs = resume.not_done(jobs, session.records)
     return session.collect(
-        lambda run, progress: (executor.unmeasured(job, machine, run, "error", storable(reason)) for job in jobs),
+        lambda run, progress: (executor.record_of(job, machine, run, "error", storable(reason)) for job in jobs),
         len(jobs),
     )
 

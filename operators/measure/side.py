@@ -140,12 +140,10 @@ class AbServer:
             reply = self._checker.ask(request)
             if isinstance(reply, Failure):
                 return self._end_on_failure(reply)
-        reply = self._judging().receive()
-        if not isinstance(reply, Failure):
-            reply = self._judging().ask(Request("can_move"))
-        if isinstance(reply, Failure):
-            return self._end_on_failure(reply)
-        self._moving, self._audited = reply, None
+        moving = self._judging().receive()
+        if isinstance(moving, Failure):
+            return self._end_on_failure(moving)
+        self._moving, self._audited = moving, None
         live = Live(self._job, self._checker, self._judging, self._held_to)
         live.prepare()
         if live.going and not live.problem:
