@@ -23,12 +23,11 @@ from groupbench.operators.measure import witness
 from groupbench.operators.measure.exchange import Sent
 from groupbench.operators.measure.fingerprint import fingerprints
 from groupbench.operators.measure.judge import PRECISION, At, OutputJudgement
-from groupbench.operators.measure.judging import HeldTo
 from groupbench.operators.measure.keeper import room_for
 from groupbench.operators.measure.moves import Copied
 from groupbench.operators.measure.protocol import QUEUE, timing_of
 from groupbench.operators.measure.rest import Rest
-from groupbench.operators.measure.wire import Burst, Failure, Job, Prepared, Request
+from groupbench.operators.measure.wire import Burst, Failure, HeldTo, Job, Prepared, Request
 from groupbench.operators.measure.worker import Judge, Worker
 from groupbench.tracker.facts.record import Accuracy, Kernel, Loaded
 
