@@ -202,14 +202,13 @@ def _run_builtin(options: dict[str, Any], session: Any) -> int:
     if NCU in _costs(options):
         profiler.check(device)
     selections = _selections(options, device, session)
-    if options["unmeasured"] is not None:
-        return builtin.record_failure(selections, device, session, options["unmeasured"])
-    if options["plan"] is not None and device == "cuda":
+    unmeasured = options["unmeasured"]
+    if options["plan"] is not None and device == "cuda" and unmeasured is None:
         from groupbench.operators.fleet import host
 
         if where := host.for_plan(device):
             return host.measure(selections, device, session, where)
-    return builtin.measure(selections, device, session)
+    return builtin.measure(selections, device, session, unmeasured)
 
 
 def _list(options: dict[str, Any], lists: tuple[str, ...]) -> None:

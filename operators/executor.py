@@ -23,7 +23,7 @@ from groupbench.operators.errors import WorkerLost
 from groupbench.operators.foreign import facts_of, learn
 from groupbench.operators.measure import environment, folders, further, machine_code, servers
 from groupbench.operators.measure.cold import first_results
-from groupbench.operators.measure.costs import ENERGY
+from groupbench.operators.measure.costs import COLD, ENERGY
 from groupbench.operators.measure.live import Live, ask_judge, cool, drawn, fingerprint_of, new_secret, settle, warm_up
 from groupbench.operators.measure.selection import why_unavailable
 from groupbench.operators.measure.wire import Burst, Failure, Job, Prepared, Request
@@ -166,7 +166,7 @@ def execute(
                 for job in problem:
                     done.add(job)
                     progress.advance(1)
-                    yield _record(job, machine, run, "skipped", why)
+                    yield record_of(job, machine, run, "skipped", why)
                 continue
             for record, job in _problem_records(list(problem), machine, run, workers, progress):
                 done.add(job)
@@ -175,7 +175,7 @@ def execute(
     except KeyboardInterrupt:
         for job in jobs:
             if job not in done:
-                yield _record(job, machine, run, "skipped", "interrupted before it was measured")
+                yield record_of(job, machine, run, "skipped", "interrupted before it was measured")
         raise
     finally:
         if interrupted or not kept:
@@ -209,7 +209,7 @@ def _problem_records(
             yield next(measured)
         else:
             progress.advance(1)
-            yield _record(job, machine, run, "unavailable", reason), job
+            yield record_of(job, machine, run, "unavailable", reason), job
     yield from measured  # yields nothing; lets the generator release its last process
 
 
@@ -297,7 +297,7 @@ def _adopted(job: Job) -> Job:
 
 def _find_first_results(cells: list[Live], timeout_s: float, room: int, progress: Progress) -> None:
     """Time the first results in new processes for the cells with this cost, before anything is timed."""
-    wanting = [cell for cell in cells if further.wants_first_result(cell)]
+    wanting = [cell for cell in cells if COLD in cell.job.costs and cell.sound]
     if wanting:
         progress.describe(f"{_name(wanting[0].job)}: first results of new processes")
     results = first_results([_adopted(cell.job) for cell in wanting], timeout_s, room)
@@ -310,7 +310,7 @@ def _name(job: Job) -> str:
 
 
 def _finished(cell: Live, machine: Machine, run: Run) -> Record:
-    prepared, failure = cell.prepared, cell.failure
+    prepared = cell.prepared
     extra: dict[str, Any] = {
         "duration_s": round(time.monotonic() - cell.started, 3),
         "loaded": fingerprint_of(cell.worker),
@@ -326,11 +326,10 @@ def _finished(cell: Live, machine: Machine, run: Run) -> Record:
         if cell.bursts:
             extra["latency"] = _latency(prepared, cell.bursts)
         machine = replace(machine, environment=environment.with_variables(machine.environment, prepared.variables))
-    if failure is not None:
-        return _record(cell.job, machine, run, failure.status, failure.message, **extra)
-    if cell.problem:
-        return _record(cell.job, machine, run, "wrong", cell.problem, **extra)
-    return _record(cell.job, machine, run, "ok", None, **extra)
+    failure = cell.failure or (Failure("wrong", cell.problem) if cell.problem else None)
+    if failure is None:
+        return record_of(cell.job, machine, run, "ok", None, **extra)
+    return record_of(cell.job, machine, run, failure.status, failure.message, **extra)
 
 
 def _latency(prepared: Prepared, bursts: list[Burst]) -> Latency:
@@ -346,12 +345,7 @@ def _latency(prepared: Prepared, bursts: list[Burst]) -> Latency:
     )
 
 
-def unmeasured(job: Job, machine: Machine, run: Run, status: Status, message: str) -> Record:
-    """Return a record for a cell not measured; `message` is the reason."""
-    return _record(job, machine, run, status, message)
-
-
-def _record(job: Job, machine: Machine, run: Run, status: Status, message: str | None, **measured: Any) -> Record:
+def record_of(job: Job, machine: Machine, run: Run, status: Status, message: str | None, **measured: Any) -> Record:
     """Return a cell's record, with further fields as far as it was measured."""
     facts = facts_of(job)
     metrics = measured.pop("metrics", {})

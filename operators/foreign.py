@@ -14,9 +14,8 @@ import msgspec
 
 from groupbench.operators import plugins as plugin_sources
 from groupbench.operators import registry
-from groupbench.operators.measure.judging import HeldTo
 from groupbench.operators.measure.selection import LargeModule, imports_of
-from groupbench.operators.measure.wire import Job
+from groupbench.operators.measure.wire import HeldTo, Job
 from groupbench.operators.measure.worker import call
 from groupbench.operators.operator import Operator, runs_everywhere
 

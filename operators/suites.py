@@ -33,12 +33,8 @@ class Suites(Mapping[str, V]):
 
     def each(self, function: Callable[[V], W]) -> Suites[W]:
         """Return suites with the same names, whose values are `function` of these."""
-        return Suites({name: _applied(function, self, name) for name in self})
+        return Suites({name: partial(lambda name: function(self[name]), name) for name in self})
 
     def without(self, *names: str) -> Suites[V]:
         """Return the suites without these names."""
         return Suites({name: partial(self.__getitem__, name) for name in self if name not in names})
-
-
-def _applied(function: Callable[[V], W], suites: Suites[V], name: str) -> Callable[[], W]:
-    return lambda: function(suites[name])

@@ -146,7 +146,7 @@ def _outcome(future: Future[list[Record]], batch: Batch, machine: Machine | None
 def instead(batch: Batch, machine: Machine | None, status: Status, message: str) -> list[Record]:
     """Return records of a batch's cells that were not measured, with the reason as their message."""
     machine = machine or Machine(Environment(device="cuda" if batch.jobs[0].device == "cuda" else "cpu"), None)
-    return [executor.unmeasured(job, machine, batch.run, status, message) for job in batch.jobs]
+    return [executor.record_of(job, machine, batch.run, status, message) for job in batch.jobs]
 
 
 def _where(environment: Environment) -> str:

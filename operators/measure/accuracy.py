@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -55,6 +56,8 @@ class Finer:
 FINER = Finer()
 
 View = Callable[["Tensor", "Tensor"], tuple["Tensor", "Tensor"]]
+Judged = tuple[Accuracy, str | None]
+"""The errors of an output, and a text with the exceeded tolerance, or None."""
 
 
 def as_given(out: Tensor, reference: Tensor) -> tuple[Tensor, Tensor]:
@@ -136,7 +139,7 @@ def judge(
     local: float = 1.0,
     view: View = as_given,
     like: float | None = None,
-) -> tuple[Accuracy, str | None]:
+) -> Judged:
     """Return an output's errors for a dtype, and a text with the exceeded tolerance, or None.
 
     Args:
@@ -145,9 +148,8 @@ def judge(
         like: A relative RMS error than which this one must not be much larger (`Finer`).
     Raises TypeError or ValueError if the output does not have the reference's shape and the operator's dtype.
     """
-    expected = None if operator.decode is not None else _returned(operator, dtype)
-    out = operator.decode(out) if operator.decode is not None else out
-    return _compare_each(_outputs(out, reference, expected), reference, tolerance, local, view, like)
+    compared = partial(_compare, tolerance=tolerance, local=local, view=view, like=like)
+    return _compare_each(_outputs(out, reference, _returned(operator, dtype), operator.decode), reference, compared)
 
 
 def check(
@@ -156,8 +158,8 @@ def check(
     tolerance: Tolerance,
     dtype: torch.dtype | None = None,
     given: Given | None = None,
-    decode: Callable[[Any], Any] = lambda out: out,
-) -> tuple[Accuracy, str | None]:
+    decode: Callable[[Any], Any] | None = None,
+) -> Judged:
     """Rehearse a callable in this process and compare each output with the reference.
 
     Returns the errors, for several outputs the worst numbers, and the fault as text, or None. A changed or returned
@@ -167,8 +169,9 @@ def check(
     some = next(iter(reference.values())) if isinstance(reference, Mapping) else reference
     shown = rehearse(run, some.device.type, given, patient=False)
 
-    def judged(parts: list[Tensor]) -> tuple[Accuracy, str | None]:
-        return _compare_each(_outputs(decode(arranged(shown.form, parts)), reference, dtype), reference, tolerance)
+    def judged(parts: list[Tensor]) -> Judged:
+        outputs = _outputs(arranged(shown.form, parts), reference, dtype, decode)
+        return _compare_each(outputs, reference, partial(_compare, tolerance=tolerance))
 
     accuracy, problem = judged(shown.second)
     if problem is None and shown.first and (first := judged(shown.first)[1]):
@@ -187,21 +190,22 @@ def check_backend(
     rtol: float | None = None,
     atol: float | None = None,
     given: Given | None = None,
-) -> tuple[Accuracy, str | None]:
+) -> Judged:
     """Call `check` with the tolerance for the backend's name and the operator's output dtype.
 
     Args:
         rtol, atol: Replace those of the tolerance table.
     """
     tolerance = tolerance_of(operator, backend, dtype).with_overrides(rtol, atol)
-    if operator.decode is not None:
-        return check(run, reference, tolerance, None, given, operator.decode)
-    return check(run, reference, tolerance, _returned(operator, dtype), given)
+    return check(run, reference, tolerance, _returned(operator, dtype), given, operator.decode)
 
 
-def _returned(operator: Operator, dtype: str) -> torch.dtype:
-    """Return the dtype of an operator's output: bf16 for the row bf16_summed of the tolerance table."""
-    return torch_dtype(operator.output_dtype(dtype).partition("_")[0])
+def _returned(operator: Operator, dtype: str) -> torch.dtype | None:
+    """Return the dtype of an operator's output: bf16 for the row bf16_summed of the tolerance table.
+
+    None if the operator decodes the output, which may be packed, such as w4.
+    """
+    return None if operator.decode is not None else torch_dtype(operator.output_dtype(dtype).partition("_")[0])
 
 
 def _spoil(parts: Sequence[Tensor], inputs: Given | None) -> list[str]:
@@ -234,22 +238,20 @@ def _fill(x: Tensor, marks: Mapping[int, int]) -> None:
 def _compare_each(
     outputs: Mapping[str, Tensor],
     reference: Tensor | Mapping[str, Tensor],
-    tolerance: Tolerance,
-    local: float = 1.0,
-    view: View = as_given,
-    like: float | None = None,
-) -> tuple[Accuracy, str | None]:
+    compared: Callable[[Tensor, Tensor], Judged],
+) -> Judged:
     """Compare every output with a reference. Return the worst of each number, and the first named fault."""
     if not isinstance(reference, Mapping):
-        return _compare(outputs[""], reference, tolerance, local, view, like)
-    errors = {name: _compare(out, reference[name], tolerance, local, view, like) for name, out in outputs.items()}
+        return compared(outputs[""], reference)
+    errors = {name: compared(out, reference[name]) for name, out in outputs.items()}
     accuracy = worst_of([accuracy for accuracy, _ in errors.values()])
     return accuracy, next((f"{name}: {problem}" for name, (_, problem) in errors.items() if problem), None)
 
 
 def _compare(
-    out: Tensor, reference: Tensor, tolerance: Tolerance, local: float, view: View, like: float | None
-) -> tuple[Accuracy, str | None]:
+    out: Tensor, reference: Tensor, tolerance: Tolerance, local: float = 1.0, view: View = as_given,
+    like: float | None = None,
+) -> Judged:  # fmt: skip
     """Compare one output with the reference, integers bit by bit."""
     if out.is_floating_point() or reference.is_floating_point():
         reference = reference if reference.is_floating_point() else reference.double()
@@ -271,7 +273,7 @@ def worst_of(errors: Sequence[Accuracy]) -> Accuracy:
 
 def compare(
     out: Tensor, reference: Tensor, tolerance: Tolerance, local: float = 1.0, like: float | None = None
-) -> tuple[Accuracy, str | None]:
+) -> Judged:
     """Return the errors of `out` [M, N] from `reference` [M, N], and the exceeded tolerance as text, or None.
 
     Args:
@@ -376,8 +378,11 @@ def poisoned() -> Iterator[None]:
         yield
 
 
-def _outputs(out: Any, reference: Tensor | Mapping[str, Tensor], dtype: torch.dtype | None) -> dict[str, Tensor]:
+def _outputs(
+    out: Any, reference: Tensor | Mapping[str, Tensor], dtype: torch.dtype | None, decode: Callable[[Any], Any] | None
+) -> dict[str, Tensor]:
     """Return outputs by the reference's names; the name of a single output is empty."""
+    out = out if decode is None else decode(out)
     if not isinstance(reference, Mapping):
         return {"": _output("", out, reference, dtype)}
     if not isinstance(out, (tuple, list)):

@@ -36,7 +36,6 @@ from groupbench.operators.measure.exchange import Sent
 from groupbench.operators.measure.faults import is_oom, located
 from groupbench.operators.measure.folders import caches_in
 from groupbench.operators.measure.given import Given
-from groupbench.operators.measure.invariance import batch_invariant
 from groupbench.operators.measure.keeper import Keeper
 from groupbench.operators.measure.loaded import Seen, watch
 from groupbench.operators.measure.protocol import CpuTimer, GpuTimer, Protocol, timer_of, timing_of
@@ -365,7 +364,7 @@ def _invariance(handler: CellHandler) -> dict[str, float]:
     placements = handler.operator.placements
     if placements is None or handler.ready.interpreted:
         return {}
-    invariant = batch_invariant(handler.backend.prepare, placements(handler.inputs))
+    invariant = costs.batch_invariant(handler.backend.prepare, placements(handler.inputs))
     return {} if invariant is None else {"batch_invariant": float(invariant)}
 
 

@@ -40,7 +40,7 @@ _MOST_SOURCE = 4 << 20
 
 
 class Fingerprints:
-    """Computes fingerprints, and remembers the hash of each version of a file.
+    """Computes fingerprints. The hash of each version of a file is remembered.
 
     Args:
         root: Top folder of the repository; None if the code is unknown.
@@ -49,9 +49,6 @@ class Fingerprints:
     def __init__(self, root: str | None) -> None:
         self._root = None if root is None else Path(root)
         self._tracked = _tracked(root)
-        self._hashes: dict[tuple[str, int, int], str | None] = {}
-        self._folders: dict[str, bool] = {}
-        self._includes: dict[str, tuple[str, ...]] = {}  # ends of the included paths, by the source's hash
 
     def of(self, noted: Iterable[Noted], libraries: Iterable[str]) -> Loaded:
         """Return the fingerprint of a process.
@@ -62,84 +59,73 @@ class Fingerprints:
         """
         if self._root is None:
             return loaded_of(None, versions(libraries))
-        hashes = {
-            path: self._hash(path, size, time_ns) for path, size, time_ns, run in noted if self._counts(path, run)
-        }
+        read = [(path, size, time_ns) for path, size, time_ns, run in noted if self._counts(self._root, path, run)]
+        hashes = {path: _hash(self._root / path, size, time_ns) for path, size, time_ns in read}
         files = {path: value for path, value in hashes.items() if value is not None}
         complete = len(files) == len(hashes)
-        self._add_headers(files)
+        self._add_headers(self._root, files)
         return loaded_of(files if complete else None, versions(libraries))
 
-    def _counts(self, path: str, run: bool) -> bool:
+    def _counts(self, root: Path, path: str, run: bool) -> bool:
         if self._tracked is not None:
             if path in self._tracked:
                 return True
             if not run or path.rpartition("/")[2] in VERSION_FILES:
                 return False
-        return not self._is_excluded(path.rpartition("/")[0]) and Path(self._root or "", path).exists()
+        return not _is_excluded(root, (root / path).parent) and (root / path).exists()
 
-    def _is_excluded(self, folder: str) -> bool:
-        """Return whether a folder is in a cache, a virtual environment or a hidden folder."""
-        if not folder:
-            return False
-        if folder not in self._folders:
-            parent, _, name = folder.rpartition("/")
-            assert self._root is not None
-            self._folders[folder] = (
-                name.startswith(".")
-                or name.lower().rstrip("_").endswith(("cache", "caches"))
-                or (self._root / folder / "pyvenv.cfg").exists()
-                or self._is_excluded(parent)
-            )
-        return self._folders[folder]
-
-    def _hash(self, path: str, size: int, time_ns: int) -> str | None:
-        """Return the hash of a file as the process read it, or None if it has changed since."""
-        key = path, size, time_ns
-        if key not in self._hashes:
-            self._hashes[key] = self._hash_now(path, size, time_ns)
-        return self._hashes[key]
-
-    def _hash_now(self, path: str, size: int, time_ns: int) -> str | None:
-        assert self._root is not None
-        try:
-            with (self._root / path).open("rb") as file:
-                value = hashlib.file_digest(file, "sha256").hexdigest()[:16]
-                status = os.fstat(file.fileno())
-        except OSError:
-            return None
-        return value if (status.st_size, status.st_mtime_ns) == (size, time_ns) else None
-
-    def _add_headers(self, files: dict[str, str]) -> None:
+    def _add_headers(self, root: Path, files: dict[str, str]) -> None:
         """Add the tracked headers that the sources include, directly or not."""
         sources = [path for path in files if path.endswith(C_SOURCES)]
         tracked = [path for path in self._tracked or () if path.endswith(C_SOURCES)] if sources else []
         for path in sources:  # grows
-            included = self._included(path, files[path])
+            included = _included(root / path, files[path])
             for header in tracked:
                 if header in files or not f"/{header}".endswith(included):
                     continue
-                if (value := self._current(header)) is not None:
+                if (value := _current(root / header)) is not None:
                     files[header] = value
                     sources.append(header)
 
-    def _included(self, path: str, value: str) -> tuple[str, ...]:
-        """Return the ends of the paths that a source with this hash includes."""
-        if value not in self._includes:
-            assert self._root is not None
-            names: list[bytes] = []
-            with contextlib.suppress(OSError), (self._root / path).open("rb") as file:
-                names = _INCLUDE.findall(file.read(_MOST_SOURCE))
-            self._includes[value] = tuple("/" + os.fsdecode(name).lstrip("./") for name in dict.fromkeys(names))
-        return self._includes[value]
 
-    def _current(self, path: str) -> str | None:
-        assert self._root is not None
-        try:
-            status = (self._root / path).stat()
-        except OSError:
-            return None
-        return self._hash(path, status.st_size, status.st_mtime_ns)
+@cache
+def _is_excluded(root: Path, folder: Path) -> bool:
+    """Return whether a folder is in a cache, a virtual environment or a hidden folder below the root."""
+    return folder != root and (
+        folder.name.startswith(".")
+        or folder.name.lower().rstrip("_").endswith(("cache", "caches"))
+        or (folder / "pyvenv.cfg").exists()
+        or _is_excluded(root, folder.parent)
+    )
+
+
+@cache
+def _hash(file: Path, size: int, time_ns: int) -> str | None:
+    """Return the hash of a file as the process read it, or None if it has changed since."""
+    try:
+        with file.open("rb") as opened:
+            value = hashlib.file_digest(opened, "sha256").hexdigest()[:16]
+            status = os.fstat(opened.fileno())
+    except OSError:
+        return None
+    return value if (status.st_size, status.st_mtime_ns) == (size, time_ns) else None
+
+
+@cache
+def _included(source: Path, value: str) -> tuple[str, ...]:
+    """Return the ends of the paths that a source with this hash includes."""
+    names: list[bytes] = []
+    with contextlib.suppress(OSError), source.open("rb") as file:
+        names = _INCLUDE.findall(file.read(_MOST_SOURCE))
+    return tuple("/" + os.fsdecode(name).lstrip("./") for name in dict.fromkeys(names))
+
+
+def _current(file: Path) -> str | None:
+    try:
+        status = file.stat()
+    except OSError:
+        return None
+    return _hash(file, status.st_size, status.st_mtime_ns)
 
 
 @cache

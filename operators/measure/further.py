@@ -56,11 +56,6 @@ def describe_kernels(cell: Live) -> tuple[Kernel, ...]:
     return cell.prepared.kernels if cell.prepared is not None else ()
 
 
-def wants_first_result(cell: Live) -> bool:
-    """Return whether to time the first result in a new process."""
-    return COLD in cell.job.costs and cell.sound
-
-
 def find_profile(cell: Live) -> str | None:
     """Profile a call if ncu is among the costs. Returns why it could not."""
     if NCU in cell.job.costs and cell.sound:

@@ -162,12 +162,16 @@ class JudgeHandler:
 
     examine = staticmethod(environment.examine)
 
-    def load(self, job: Job) -> None:
-        """Make a problem's inputs, unless they exist."""
+    def load(self, job: Job) -> bool:
+        """Make a problem's inputs, unless they exist. Return whether they change between calls.
+
+        If not, a stale result is not noticed.
+        """
         if self._loaded is None or _facts(self._loaded.job) != _facts(job):
             self.unload()
             _release()  # the inputs of a problem that did not fit
             self._loaded = _Problem(job)
+        return self.problem.moves.any
 
     def gauge(self) -> float:
         """Return how many times as long known work takes on the problem's device, because of other work there."""
@@ -211,10 +215,6 @@ class JudgeHandler:
         problem.moves.copies = []
         wall_ms, processor_ms, run_ms = (1e3 * seconds for seconds in took)
         return Paced(wall_ms, processor_ms, torch.get_num_threads(), run_ms)
-
-    def can_move(self) -> bool:
-        """Return whether this problem's inputs change between calls. If not, a stale result is not noticed."""
-        return self.problem.moves.any
 
     def can_reroute(self, seed: int) -> bool:
         """Return whether this problem has another routing."""

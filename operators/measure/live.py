@@ -7,8 +7,8 @@ steps; one comparison side drives two.
 from __future__ import annotations
 
 import math
-import os
 import random
+import secrets
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -23,12 +23,11 @@ from groupbench.operators.measure import witness
 from groupbench.operators.measure.exchange import Sent
 from groupbench.operators.measure.fingerprint import fingerprints
 from groupbench.operators.measure.judge import PRECISION, At, OutputJudgement
-from groupbench.operators.measure.judging import HeldTo
 from groupbench.operators.measure.keeper import room_for
 from groupbench.operators.measure.moves import Copied
 from groupbench.operators.measure.protocol import QUEUE, timing_of
 from groupbench.operators.measure.rest import Rest
-from groupbench.operators.measure.wire import Burst, Failure, Job, Prepared, Request
+from groupbench.operators.measure.wire import Burst, Failure, HeldTo, Job, Prepared, Request
 from groupbench.operators.measure.worker import Judge, Worker
 from groupbench.tracker.facts.record import Accuracy, Kernel, Loaded
 
@@ -59,9 +58,6 @@ CHECKS = Checks()
 FIRST = At()
 """The inputs as made from the seed. A record's accuracy is measured on them, since histories compare it."""
 
-_draw_bytes = os.urandom
-"""Bound before a plugin is imported, which could otherwise make the secrets known in advance."""
-
 
 def new_secret() -> int:
     """Draw the secret for moving a round's inputs, after all backends are prepared."""
@@ -70,7 +66,7 @@ def new_secret() -> int:
 
 def drawn(bits: int) -> int:
     """Return a number with so many random bits, unforeseeable for any code."""
-    return int.from_bytes(_draw_bytes(-(-bits // 8)), "big") >> -bits % 8
+    return secrets.randbits(bits)
 
 
 @dataclass

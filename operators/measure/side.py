@@ -46,15 +46,14 @@ from groupbench.operators.measure.environment import resolve_device
 from groupbench.operators.measure.faults import describe
 from groupbench.operators.measure.folders import of_this_command
 from groupbench.operators.measure.further import describe_kernels, find_properties
-from groupbench.operators.measure.judging import HeldTo, held_to
 from groupbench.operators.measure.live import CHECKS, Live, drawn, fingerprint_of, new_secret, settle
 from groupbench.operators.measure.protocol import Protocol
 from groupbench.operators.measure.texts import one_line
-from groupbench.operators.measure.wire import Failure, Job, Request
+from groupbench.operators.measure.wire import Failure, HeldTo, Job, Request
 from groupbench.operators.measure.witness import Implausible
 from groupbench.operators.measure.worker import Judge, Worker, call, living, preload, result_of
 from groupbench.operators.operator import Target
-from groupbench.operators.registry import get_backend, get_operator
+from groupbench.operators.registry import get_backend, get_operator, home_of
 from groupbench.tracker.facts.exits import ExitCode
 
 T = TypeVar("T")
@@ -140,12 +139,10 @@ class AbServer:
             reply = self._checker.ask(request)
             if isinstance(reply, Failure):
                 return self._end_on_failure(reply)
-        reply = self._judging().receive()
-        if not isinstance(reply, Failure):
-            reply = self._judging().ask(Request("can_move"))
-        if isinstance(reply, Failure):
-            return self._end_on_failure(reply)
-        self._moving, self._audited = reply, None
+        moving = self._judging().receive()
+        if isinstance(moving, Failure):
+            return self._end_on_failure(moving)
+        self._moving, self._audited = moving, None
         live = Live(self._job, self._checker, self._judging, self._held_to)
         live.prepare()
         if live.going and not live.problem:
@@ -317,6 +314,15 @@ def _end(worker: Worker | None) -> None:
     if worker is not None:
         worker.kill()
         worker.close()
+
+
+def held_to(job: Job) -> HeldTo:
+    """Return the facts declared by the backend. Imports the plugins, in this process.
+
+    The judge imports only the plugin defining the operator, if any.
+    """
+    operator = get_operator(job.operator, job.plugins).in_mode(job.mode)
+    return HeldTo(get_backend(operator, job.backend).tolerance, home_of(job.operator, job.plugins))
 
 
 def look_up(job: Job, capability: tuple[int, int] | None) -> tuple[str | None, tuple[selection.LargeModule, ...]]:

@@ -54,6 +54,19 @@ class Job:
         return operator.parse_shape(self.shape)
 
 
+@dataclass(frozen=True)
+class HeldTo:
+    """Backend facts for the judge.
+
+    Attributes:
+        row: Row of the tolerance table; None for that of its dtype.
+        home: Plugins that the judge imports to get the operator.
+    """
+
+    row: str | None
+    home: tuple[str, ...]
+
+
 class Prepared(msgspec.Struct, frozen=True):
     """The reply to `prepare`: all results except latency and accuracy.
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from groupbench.kernels import ops
-from groupbench.operators.measure.invariance import batch_invariant
+from groupbench.operators.measure.costs import batch_invariant
 from groupbench.operators.registry import get_operator
 
 GPU = torch.cuda.is_available()

@@ -45,7 +45,7 @@ def work(count: int, run: Run = RUN, first: int = 0) -> list[Batch]:
 def instant(batch: Batch) -> list[Record]:
     """Return records without measuring; their `host` names the process that made them, and its visible devices."""
     where = machine(host=f"{os.getpid()} {os.environ.get('CUDA_VISIBLE_DEVICES')}")
-    records = [executor.unmeasured(j, where, batch.run, "unavailable", "costs nothing") for j in batch.jobs]
+    records = [executor.record_of(j, where, batch.run, "unavailable", "costs nothing") for j in batch.jobs]
     return [_ok(record) for record in records]
 
 

@@ -175,7 +175,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[], float]:
         nonlocal now
         now += 10
         for job in problem:
-            yield executor._record(job, machine, run, "unavailable", "not really"), job
+            yield executor.record_of(job, machine, run, "unavailable", "not really"), job
 
     monkeypatch.setattr(executor.time, "monotonic", lambda: now)
     monkeypatch.setattr(executor, "_problem_records", measured)

@@ -9,7 +9,7 @@ import torch
 
 from groupbench.operators.catalog import placements
 from groupbench.operators.errors import Unavailable
-from groupbench.operators.measure.invariance import batch_invariant
+from groupbench.operators.measure.costs import batch_invariant
 from groupbench.operators.operator import Operator
 from groupbench.operators.registry import get_operator
 

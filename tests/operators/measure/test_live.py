@@ -9,10 +9,9 @@ import pytest
 
 from groupbench.operators.measure import live, witness
 from groupbench.operators.measure.exchange import Sent
-from groupbench.operators.measure.judging import HeldTo
 from groupbench.operators.measure.live import CHECKS, Live, settle, warm_up
 from groupbench.operators.measure.rest import LOOKS, Rest
-from groupbench.operators.measure.wire import Burst, Failure, Job, Prepared
+from groupbench.operators.measure.wire import Burst, Failure, HeldTo, Job, Prepared
 
 PREPARED = Prepared("cpu", 1.0, None, (), Sent("tensor", ()), True, None)
 STALL = witness.Implausible("implausible: a call uses 2 ms of processor time")
@@ -104,21 +103,15 @@ def test_work_that_preparation_has_begun_is_only_held_against_a_cell_if_it_does_
 ) -> None:
     process = Process(*[0.3] * 30, 0.0 if rests else 0.3)
     cell = _cell(process)
-    monkeypatch.setattr(cell.rest, "clocks", lambda: (clock[0], process.used_s))
     monkeypatch.setattr(cell, "_timed", lambda secret: None)
-
-    def rest(seconds: float) -> None:
-        clock[0] += seconds
-        process.rest()
-
-    monkeypatch.setattr(witness, "rest", rest)
+    let_rest(process, cell, clock, monkeypatch)
     monkeypatch.setattr(live, "CHECKS", replace(CHECKS, settle_s=1.0))
     settle([cell])
     for _ in range(25):
         cell.rest.begin()
-        rest(1.0)
+        witness.rest(1.0)
         assert cell.rest.end() is None
-    rest(1.0)
+    witness.rest(1.0)
     assert (cell._intruding() is None) == rests
 
 

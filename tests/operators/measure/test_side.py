@@ -18,7 +18,7 @@ from unittest.mock import Mock
 import pytest
 
 from groupbench.operators.measure import side, witness
-from groupbench.operators.measure.judging import held_to
+from groupbench.operators.measure.side import held_to
 from groupbench.operators.measure.wire import Burst, Failure
 from groupbench.operators.measure.witness import Implausible
 

@@ -33,7 +33,7 @@ MINE = Backend("mine", prepare, "a test", operator="grouped_gemm")
 """
 
 POISON = """
-import contextlib, gc, json, os, signal, socket, struct, sys, threading, time
+import contextlib, dataclasses, gc, json, os, signal, socket, struct, sys, threading, time
 from pathlib import Path
 from groupbench.operators.operator import Backend
 
@@ -51,14 +51,14 @@ def above():
     return [pid for pid in pids if pid > 1]
 
 def attack():
-    from groupbench.operators.measure import accuracy, exchange, judge, judging, witness
+    from groupbench.operators.measure import accuracy, exchange, judge, witness
     from groupbench.tracker.facts.record import Accuracy
     perfect = Accuracy(rms=0.0, max_abs=0.0, worst_block_rms=0.0, mismatch=0.0, unwritten=0.0)
     accuracy.judge = accuracy.compare = lambda *a, **k: (perfect, None)
     accuracy.check = judge.JudgeHandler.compare = lambda *a, **k: (perfect, None)
     witness.audit = witness.watch = witness.too_long = lambda *a, **k: None
     witness.now = lambda: 0.0
-    judging.SLACK = 1e9
+    judge.PRECISION = dataclasses.replace(judge.PRECISION, slack=1e9)
     for pid in above():
         with contextlib.suppress(OSError):
             os.kill(pid, 0)

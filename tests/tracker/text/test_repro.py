@@ -78,7 +78,7 @@ def test_it_measures_exactly_that_cell(monkeypatch: pytest.MonkeyPatch) -> None:
     cell = Cell()
     measured = []
 
-    def measure(selections: list[object], device: str, session: object) -> int:
+    def measure(selections: list[object], device: str, session: object, unmeasured: None) -> int:
         assert device == "cpu"
         measured.extend(jobs(selections[0], device, True))  # type: ignore[arg-type]
         return 0
