@@ -7,13 +7,12 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from operator import itemgetter
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from sqlalchemy.orm import Session
 
 from groupbench.tracker.compare import sides
-from groupbench.tracker.compare.between import Changes, changes_between_runs, scatter_of
+from groupbench.tracker.compare.between import Changes, Scatter, changes_between_runs, scatter_of
 from groupbench.tracker.compare.ratios import GeometricMean, geometric_mean, judge_pools, ratio_interval
 from groupbench.tracker.compare.sides import ComparedSide
 from groupbench.tracker.facts.bursts import median
@@ -195,7 +194,7 @@ def compare_series(
     series: SeriesRow,
     a: Sequence[PointRow],  # oldest first
     b: Sequence[PointRow],
-    changes: Changes = MappingProxyType({}),  # between other runs
+    changes: Changes | None = None,  # between other runs; None: judge by these sides alone, for a hint
     *,
     force: bool = False,
     min_effect: float | None = None,
@@ -270,7 +269,7 @@ def _judged(
     series: SeriesRow,
     a: list[PointRow],
     b: list[PointRow],
-    changes: Changes,
+    changes: Changes | None,
     note: str | None,
     min_effect: float | None,
 ) -> SeriesPair:
@@ -294,7 +293,7 @@ def _timed(
     series: SeriesRow,
     a: list[PointRow],
     b: list[PointRow],
-    changes: Changes,
+    changes: Changes | None,
     note: str | None,
     min_effect: float | None,
 ) -> SeriesPair:
@@ -306,8 +305,10 @@ def _timed(
         finite(p.error for p in b),
     )
     timing = str(a[-1].timing)
-    of_others = changes.get((b[-1].environment.identity, timing), ())
-    others = scatter_of(of_others, timing, _median(a) or 1.0)
+    others = Scatter(0.0)
+    if changes is not None:
+        of_others = changes.get((b[-1].environment.identity, timing), ())
+        others = scatter_of(of_others, timing, _median(a) or 1.0)
     judged = judge_pools(*pools, timing=timing, others=others, min_effect=min_effect)
     pair = SeriesPair(
         series,
