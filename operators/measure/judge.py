@@ -61,6 +61,9 @@ _SUMMED = {"fp32": 6e-7, "fp64": 1e-14}
 LATE = "the output is not the one that was kept: it has changed since the burst"
 """The fault of an output whose sum is not the one that was named with the burst."""
 
+FEW = 1 << 20
+"""Elements that an output may have beyond twice those of the reference, such as scales of a packed one."""
+
 _CHECKED: set[str] = set()
 """Operators of plugins whose inputs were made twice."""
 
@@ -255,6 +258,10 @@ class JudgeHandler:
         wide = slack * local
         tolerance = Tolerance(slack * tolerance.rms, wide * tolerance.rtol, wide * tolerance.atol)
         like = None if first_rms is None else max(first_rms, _one_rounding(operator.output_dtype(dtype)))
+        reference = problem.reference(at)
+        expected = sum(part.numel() for part in (reference.values() if isinstance(reference, dict) else [reference]))
+        if sent.size > 2 * expected + FEW:  # before memory is allocated for them
+            raise ValueError(f"the backend returned {sent.size:,} elements, and the reference has {expected:,}")
         outputs = _received(sent, path, device)
         problem.output = sent.parts
         tensors = list(outputs) if isinstance(outputs, (list, tuple)) else [outputs]

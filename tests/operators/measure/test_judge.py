@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 from itertools import count, cycle
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from groupbench.operators.measure.exchange import Part, Sent
 from groupbench.operators.measure.faults import is_oom
 from groupbench.operators.measure.judge import At, JudgeHandler, _on, _Problem
 from groupbench.operators.measure.wire import Job
@@ -27,6 +29,16 @@ def test_inputs_that_did_not_fit_are_made_for_the_next_backend(monkeypatch: pyte
             judge.load(PROBLEM)
     judge.load(PROBLEM)
     assert judge.problem.reference(At()) is not None
+
+
+def test_an_output_that_is_announced_larger_than_it_can_be_takes_no_memory(tmp_path: Path) -> None:
+    """A file of a terabyte without a block on disk is quickly made."""
+    judge, file = JudgeHandler(), tmp_path / "output"
+    judge.load(PROBLEM)
+    with file.open("wb") as opened:
+        opened.truncate(1 << 40)
+    with pytest.raises(ValueError, match="returned 549,755,813,888 elements, and the reference has 256"):
+        judge.compare(Sent("tensor", (Part("float16", (1 << 39,)),)), str(file), At(), None, None, None, 1.0)
 
 
 @pytest.mark.parametrize(
