@@ -27,7 +27,7 @@ from groupbench.tracker.query.traffic import CallsOf
 from groupbench.tracker.store import comparisons
 from groupbench.tracker.store.chunks import chunks
 from groupbench.tracker.store.schema import NEWEST_FIRST, TIMED_POINT, Commit, Point, Run, Series
-from groupbench.tracker.text.wording import counted
+from groupbench.tracker.text.wording import commit_text, counted
 from groupbench.tracker.tools import git
 
 NO_CALLS = CallsOf()
@@ -186,10 +186,12 @@ def unmeasured(session: Session) -> str:
         return ""
     counts = ", ".join(f"{number} {status}" for status, number in Counter(statuses.values()).items())
     backends = {f"{each.operator} {each.backend}" for each in series_rows(session, statuses).values()}
-    before = select(Run.started, Commit.hash).join(Commit).join(Point, Point.run_id == Run.id)
+    before = select(Run.started, Commit.hash, Run.dirty).join(Commit).join(Point, Point.run_id == Run.id)
     of_some = before.where(Point.series_id.in_(list(statuses)[:ASKED]), Point.status.in_(MEASURED))
     last = session.execute(of_some.order_by(*NEWEST_FIRST).limit(1)).first()
-    since = f", last measured {last.started:%Y-%m-%d} at {last.hash[:10]}" if last else ", never measured before"
+    since = ", never measured before"
+    if last:
+        since = f", last measured {last.started:%Y-%m-%d} at {commit_text(last.hash, last.dirty)}"
     return f"not measured: {counts} of {names(sorted(backends))}{since}; `groupbench gate` lists them"
 
 
