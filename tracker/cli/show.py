@@ -69,8 +69,8 @@ def show(db: str, what: str = argument(metavar="ID"), form: Format = output_form
         if "." in what:
             _point(find_point(session, what), form)
         else:
-            run = what.removeprefix("run:")
-            _run(session, find_run(session, None if run == "latest" else run), form)
+            newest = what in ("latest", "run:")
+            _run(session, find_run(session, None if newest else what.removeprefix("run:")), form)
 
 
 def _run(session: Session, run: RunRow, form: Format) -> None:

@@ -6,7 +6,6 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from operator import itemgetter
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from sqlalchemy.orm import Session
@@ -39,6 +38,8 @@ COMPARING = (Verdict.WRONG, Verdict.REGRESSED, Verdict.IMPROVED, Verdict.OK)
 """Verdicts that compare B with A."""
 UNREPEATED = "no p: one run each, and too few others; measure again, or use ab"
 """Why a pair has neither an interval nor a p value."""
+SAME_FILES = "both ran the same files: the machine, not the code"
+"""Why a pair has no verdict, though the latencies differ."""
 
 
 @dataclass(frozen=True)
@@ -112,18 +113,17 @@ class Comparison:
     @property
     def overall(self) -> GeometricMean | None:
         """The geometric mean over all ratios with an interval, if any."""
-        return geometric_mean([ratio for _, ratio in self._ratios])
+        return _mean_of(self._timed)
 
     @property
-    def _ratios(self) -> list[tuple[str, float]]:  # each with its backend
-        pairs = [pair for pair in self.pairs if not pair.blind]
-        return [(pair.series.backend, pair.ratio) for pair in pairs if pair.ratio is not None]
+    def _timed(self) -> list[SeriesPair]:
+        return [pair for pair in self.pairs if not pair.blind and pair.ratio is not None]
 
     @property
     def by_backend(self) -> dict[str, GeometricMean]:
         """The geometric mean of each backend with ratios, by name."""
-        ratios = sorted(grouped(self._ratios, itemgetter(0)).items())
-        means = {backend: geometric_mean([ratio for _, ratio in rows]) for backend, rows in ratios}
+        pairs = sorted(grouped(self._timed, lambda pair: pair.series.backend).items())
+        means = {backend: _mean_of(of_backend) for backend, of_backend in pairs}
         return {backend: mean for backend, mean in means.items() if mean is not None}
 
     def facts(self) -> dict[str, Any]:
@@ -289,6 +289,12 @@ def _judged(
     return replace(pair, verdict=Verdict.REGRESSED, note=worse) if worse else pair
 
 
+def _mean_of(pairs: Sequence[SeriesPair]) -> GeometricMean | None:
+    widths = [math.log(pair.high / pair.low) / 2 for pair in pairs if pair.low and pair.high]
+    ratios = [pair.ratio for pair in pairs if pair.ratio is not None]
+    return geometric_mean(ratios, widths if len(widths) == len(pairs) else None)
+
+
 def _timed(
     series: SeriesRow,
     a: list[PointRow],
@@ -328,8 +334,13 @@ def _timed(
         pair = replace(pair, verdict=Verdict.UNKNOWN, note="; ".join(text for text in (reason, note) if text))
     interval = ratio_interval(*pools, timing=timing, others=others)
     if interval is None:
-        return replace(pair, note="; ".join(filter(None, (UNREPEATED, pair.note))))
-    return replace(pair, low=interval.low, high=interval.high, p=interval.p)
+        pair = replace(pair, note="; ".join(filter(None, (UNREPEATED, pair.note))))
+    else:
+        pair = replace(pair, low=interval.low, high=interval.high, p=interval.p)
+    ran = {(point.code_hash, point.packages_hash) for point in (*a, *b)}
+    if note is None and pair.verdict is not Verdict.OK and len(ran) == 1 and a[-1].code_hash is not None:
+        pair = replace(pair, verdict=Verdict.UNKNOWN, note="; ".join(filter(None, (SAME_FILES, pair.note))))
+    return pair
 
 
 def _median(points: Sequence[PointRow]) -> float | None:

@@ -19,6 +19,7 @@ from groupbench.tracker.query.points import by_series_and_time, points_of_run, p
 from groupbench.tracker.query.resolve import find_run, newest_run, resolve_commit, run_at
 from groupbench.tracker.query.rows import PointRow, RunRow, State
 from groupbench.tracker.query.series import narrowed
+from groupbench.tracker.store.decisions import rejected
 from groupbench.tracker.tools import git
 
 if TYPE_CHECKING:
@@ -95,7 +96,7 @@ def narrowed_points(points: Sequence[PointRow], where: Filter) -> list[PointRow]
 def _stored(session: Session, word: str) -> ComparedSide:
     """Return the side in the database that a word names, as for `find_side`. Raises QueryError."""
     if word.startswith("run:"):
-        return _of_run(session, find_run(session, word.removeprefix("run:")))
+        return _of_run(session, find_run(session, word.removeprefix("run:") or None))
     if word.startswith("@"):
         return _of_run(session, run_at(session, filters.instant(word[1:], end=True)))
     try:
@@ -108,7 +109,13 @@ def _stored(session: Session, word: str) -> ComparedSide:
         return _of_run(session, run_at(session, filters.instant(word, end=True)))
     if not state.has_commit:  # earlier runs there may be of other code
         return _of_run(session, newest_run(session, state))
-    return ComparedSide(str(state), tuple(points_of_state(session, state)), state)
+    without = rejected(session)
+    points = tuple(point for point in points_of_state(session, state) if point.run.pk not in without)
+    if not points and without:
+        raise QueryError(
+            f"every run at {state} was rejected; `run:ID` names one, and `db reject --undo` counts it again"
+        )
+    return ComparedSide(str(state), points, state)
 
 
 def _of_run(session: Session, run: RunRow) -> ComparedSide:

@@ -35,7 +35,7 @@ def _line_by_git(session: Session, run: RunRow) -> CommitLine:
 
 
 def find_run(session: Session, text: str | None = None) -> RunRow:
-    """Return the run whose id starts with `text`, or `latest_run`. Raises QueryError."""
+    """Return the run whose id starts with `text`, or `latest_run` without a text. Raises QueryError."""
     if text is None:
         run = latest_run(session)
         if run is None:

@@ -88,6 +88,7 @@ def test_a_run(cli: Cli, stored: Stored, make: Any) -> None:
     assert "run-000" not in text
     for newest in ("latest", "run-001"):
         assert cli("show", newest).stdout == text
+    assert cli("show", "run:").stdout == text  # the newest
     shown = json.loads(cli("show", "run:run-001", "--format=json").stdout)
     assert shown["run"]["id"] == "run-001"
     assert {row["backend"] for row in shown["points"]} == {"triton", "b"}

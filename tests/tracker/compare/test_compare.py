@@ -11,6 +11,8 @@ import pytest
 from nights import Cli, Stored
 from repositories import git
 
+from groupbench.tracker.facts.loaded import loaded_of
+
 
 def series(cli: Cli, *args: str) -> list[dict[str, Any]]:
     """Return the rows of a comparison as JSON has them."""
@@ -155,6 +157,35 @@ def test_p_knows_how_much_other_runs_of_the_series_differ(cli: Cli, stored: Stor
     for record in quiet:
         assert cli("db", "reject", record.run.id, "--reason", "disturbed").exit_code == 0
     assert 0.3 < p_of("000", "001") < 1
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "verdict"),
+    [
+        (({"a.py": "1"}, {"numpy": "2.2"}), ({"a.py": "1"}, {"numpy": "2.2"}), "~"),
+        (({"a.py": "1"}, {"numpy": "2.2"}), ({"a.py": "2"}, {"numpy": "2.2"}), "regressed"),
+        (({"a.py": "1"}, {"numpy": "2.2"}), ({"a.py": "1"}, {"numpy": "2.4"}), "regressed"),
+        ((None, {"numpy": "2.2"}), (None, {"numpy": "2.2"}), "regressed"),
+    ],
+    ids=["same files", "other files", "other packages", "unknown files"],
+)
+def test_equal_files_are_never_at_fault(
+    before: Any, after: Any, verdict: str, cli: Cli, stored: Stored, make: Any
+) -> None:
+    stored([make(0, loaded=loaded_of(*before)), make(1, 2.0, loaded=loaded_of(*after))])
+    (row,) = series(cli, "000", "001")
+    assert row["verdict"] == verdict
+    assert ("both ran the same files" in row["note"]) == (verdict == "~")
+
+
+def test_a_rejected_run_is_compared_only_by_its_id(cli: Cli, stored: Stored, make: Any) -> None:
+    stored([make(0), make(1), make(1, 2.0, run="run-001-more"), make(2)])
+    cli("db", "reject", "run-001-more", "--reason", "disturbed")
+    assert [row["runs"] for row in series(cli, "000", "001")] == [[1, 1]]
+    assert [row["b_ms"] for row in series(cli, "000", "run:run-001-more")] == [pytest.approx(2.0, rel=1e-3)]
+    cli("db", "reject", "run-002", "--reason", "disturbed")
+    failed = cli("compare", "000", "002")
+    assert failed.exit_code == 2 and "every run at 002cccccc" in failed.stderr and "was rejected" in failed.stderr
 
 
 def test_rows_and_geometric_means_have_intervals(cli: Cli, stored: Stored, make: Any) -> None:

@@ -166,6 +166,23 @@ def test_an_interval_of_a_geometric_mean_covers_it(k: int) -> None:
     assert held / TRIALS == pytest.approx(0.95, abs=0.015)
 
 
+@pytest.mark.parametrize("together", [0.0, 0.7, 1.0])
+def test_more_series_of_one_run_do_not_average_a_slow_machine_out(together: float) -> None:
+    """The noise of a run's series is partly common. Widths of each series' own noise cover both kinds."""
+    rng, covering, noise, k = np.random.default_rng(6), 0, 0.05, 8
+    for _ in range(TRIALS):
+        common, apart = rng.normal(0, noise * together), rng.normal(0, noise * math.sqrt(1 - together**2), k)
+        mean = geometric_mean(list(np.exp(common + apart)), [1.96 * noise] * k)
+        assert mean is not None and mean.low is not None and mean.high is not None
+        covering += mean.low <= 1 <= mean.high
+    assert covering / TRIALS >= 0.94
+
+
+def test_a_geometric_mean_has_no_interval_if_a_ratio_has_none() -> None:
+    mean = geometric_mean([1.1, 1.2, 1.3], None)
+    assert mean is not None and (mean.series, mean.low, mean.high) == (3, None, None)
+
+
 def test_a_geometric_mean_of_few() -> None:
     assert geometric_mean([]) is None
     one, two = geometric_mean([1.2]), geometric_mean([0.5, 2.0])
