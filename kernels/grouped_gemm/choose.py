@@ -252,9 +252,8 @@ def choose(M: int, G: int, N: int, K: int, dtype: torch.dtype, nk: bool, device:
 
     if M <= wgrad.SPARSE_ROWS * G if table == GRADIENT else fits(M / G, 64):
         return FLAT
-    kernels, sizes = (
-        ((wgrad, cluster_wgrad), (N, K) if nk else (K, N)) if table == GRADIENT else ((flat, cluster), (N, K))
-    )
+    kernels = (wgrad, cluster_wgrad) if table == GRADIENT else (flat, cluster)
+    sizes = (K, N) if table == GRADIENT and not nk else (N, K)
     flat_us, cluster_us = (
         kernel.predicted_us(kernel.choose_config(M, G, N, K, dtype, device, nk=nk), M, G, *sizes, device)
         for kernel in kernels
