@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from sqlalchemy.orm import Session
@@ -26,7 +27,7 @@ from groupbench.tracker.query.rows import PointRow, SeriesRow, named_difference
 from groupbench.tracker.query.series import narrowed
 from groupbench.tracker.query.tables import FlatRow, Rows, finite, of_part, of_row
 from groupbench.tracker.stats.thresholds import BLIND
-from groupbench.tracker.text.wording import rms_text
+from groupbench.tracker.text.wording import joined, rms_text
 
 if TYPE_CHECKING:
     import pandas
@@ -206,10 +207,11 @@ def compare_series(
     good_a, good_b = [p for p in a if p.status == "ok"], [p for p in b if p.status == "ok"]
     if not good_a or not good_b:
         return _one_sided(series, a, b, good_b)
+    timed = partial(_timed, series, changes, min_effect)
     if force:
-        return _judged(series, good_a, good_b, changes, _ignored(good_a, good_b), min_effect)
+        return _judged(series, good_a, good_b, _ignored(good_a, good_b), timed)
     if (alike := _alike(good_a, good_b)) is not None:
-        return _judged(series, *alike, changes, None, min_effect)
+        return _judged(series, *alike, None, timed)
     note = "; ".join(_unlike(good_a, good_b))
     return SeriesPair(series, Verdict.INCOMPARABLE, note=note, runs=(len(good_a), len(good_b)))
 
@@ -269,9 +271,8 @@ def _judged(
     series: SeriesRow,
     a: list[PointRow],
     b: list[PointRow],
-    changes: Changes | None,
     note: str | None,
-    min_effect: float | None,
+    timed: Callable[[list[PointRow], list[PointRow], str | None], SeriesPair],
 ) -> SeriesPair:
     timed_a = [p for p in a if p.timed]
     timed_b = [p for p in b if p.timed and timed_a and p.timing == timed_a[-1].timing]
@@ -280,7 +281,7 @@ def _judged(
     if known and RMS.worse(before := median(errors), now):
         worse = f"accuracy: {rms_text(before, now)}"
     if timed_a and timed_b:
-        pair = _timed(series, timed_a, timed_b, changes, note, min_effect)
+        pair = timed(timed_a, timed_b, note)
     else:
         interpreted = "interpreted" if "interpreted" in {a[-1].timing, b[-1].timing} else "no latency"
         verdict = Verdict.OK if known else Verdict.UNKNOWN
@@ -297,11 +298,11 @@ def _mean_of(pairs: Sequence[SeriesPair]) -> GeometricMean | None:
 
 def _timed(
     series: SeriesRow,
+    changes: Changes | None,
+    min_effect: float | None,
     a: list[PointRow],
     b: list[PointRow],
-    changes: Changes | None,
     note: str | None,
-    min_effect: float | None,
 ) -> SeriesPair:
     """Return the pair of two sides with latencies of the same timing."""
     pools = (
@@ -331,15 +332,15 @@ def _timed(
     if pair.verdict is Verdict.OK and pair.too_noisy:
         assert pair.noise is not None
         reason = f"too noisy to judge: only a change of more than {100 * pair.noise:.0f} % would show"
-        pair = replace(pair, verdict=Verdict.UNKNOWN, note="; ".join(text for text in (reason, note) if text))
+        pair = replace(pair, verdict=Verdict.UNKNOWN, note=joined(reason, note))
     interval = ratio_interval(*pools, timing=timing, others=others)
     if interval is None:
-        pair = replace(pair, note="; ".join(filter(None, (UNREPEATED, pair.note))))
+        pair = replace(pair, note=joined(UNREPEATED, pair.note))
     else:
         pair = replace(pair, low=interval.low, high=interval.high, p=interval.p)
     ran = {(point.code_hash, point.packages_hash) for point in (*a, *b)}
     if note is None and pair.verdict is not Verdict.OK and len(ran) == 1 and a[-1].code_hash is not None:
-        pair = replace(pair, verdict=Verdict.UNKNOWN, note="; ".join(filter(None, (SAME_FILES, pair.note))))
+        pair = replace(pair, verdict=Verdict.UNKNOWN, note=joined(SAME_FILES, pair.note))
     return pair
 
 

@@ -19,7 +19,7 @@ from groupbench.tracker.judge.gate_data import GateData
 from groupbench.tracker.judge.incident_rows import MemberRow
 from groupbench.tracker.judge.latency import LatencyFacts, is_noisy, of_history
 from groupbench.tracker.judge.machine import Machines
-from groupbench.tracker.judge.parts import Case, effect_on_latency, found_by, joined, percent
+from groupbench.tracker.judge.parts import Case, effect_on_latency, found_by, percent
 from groupbench.tracker.judge.spans import Span, Transition
 from groupbench.tracker.judge.tonight import Tonight
 from groupbench.tracker.judge.toolchain_lines import of_one_toolchain
@@ -30,6 +30,7 @@ from groupbench.tracker.stats.screen import ask_of, worth
 from groupbench.tracker.stats.thresholds import TOO_NOISY
 from groupbench.tracker.stats.walk import OUT, TO_SUSPECT, Level
 from groupbench.tracker.store import comparisons
+from groupbench.tracker.text.wording import joined
 
 
 class Cases:

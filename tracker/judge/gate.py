@@ -21,7 +21,7 @@ from groupbench.tracker.judge.gate_data import GateData
 from groupbench.tracker.judge.headline import summary
 from groupbench.tracker.judge.members import named_in, number_of_commits
 from groupbench.tracker.judge.nights import previous_night, runs_of_night
-from groupbench.tracker.judge.parts import Case, joined
+from groupbench.tracker.judge.parts import Case
 from groupbench.tracker.judge.pasts import authors
 from groupbench.tracker.judge.pins import PinRule
 from groupbench.tracker.judge.spans import Span
@@ -31,7 +31,7 @@ from groupbench.tracker.query.points import points_of_run
 from groupbench.tracker.query.rows import PointOutcome, PointRow, RunRow
 from groupbench.tracker.stats.thresholds import least_effect
 from groupbench.tracker.text.unchecked import unchecked_lines
-from groupbench.tracker.text.wording import change_in_words, counted
+from groupbench.tracker.text.wording import change_in_words, counted, joined
 
 __all__ = ["WINDOW", "Gate", "Judged", "judge_run"]
 

@@ -13,7 +13,7 @@ from groupbench.tracker.judge.causes import find_cause, same_code, some
 from groupbench.tracker.judge.evidence import Evidence
 from groupbench.tracker.judge.gate_data import GateData
 from groupbench.tracker.judge.machine import Machines
-from groupbench.tracker.judge.parts import Case, ab_text, found_by, joined, percent, why_undecided
+from groupbench.tracker.judge.parts import Case, ab_text, found_by, percent, why_undecided
 from groupbench.tracker.judge.spans import Span
 from groupbench.tracker.judge.tonight import Tonight
 from groupbench.tracker.judge.toolchain_lines import software_changes
@@ -23,6 +23,7 @@ from groupbench.tracker.stats.walk import AT_ONCE, NIGHTS, Walked
 from groupbench.tracker.store import comparisons
 from groupbench.tracker.store.comparisons import Compared
 from groupbench.tracker.text import repro
+from groupbench.tracker.text.wording import joined
 
 CANARY_MOVED = "machine suspect: the canary moved"
 

@@ -14,7 +14,7 @@ from groupbench.tracker.judge.verdicts import Effect, Judged
 from groupbench.tracker.stats.predict import Predicted
 from groupbench.tracker.store.comparisons import DIFFERENT, SAME, Compared
 from groupbench.tracker.store.decisions import Muted
-from groupbench.tracker.text.wording import counted, signed_change, signed_ends
+from groupbench.tracker.text.wording import counted, joined, signed_change, signed_ends
 
 
 @dataclass(frozen=True)
@@ -51,11 +51,6 @@ class Case:
             row, verdict=rule.verdict, rule=rule.name, cause=cause, note=note, loud=rule.loud,
             evidence=self.evidence, ab_base=base,
         )  # fmt: skip
-
-
-def joined(*texts: str | None) -> str | None:
-    """Return the non-empty texts as one note."""
-    return "; ".join(text for text in texts if text) or None
 
 
 def percent(effect: float) -> str:

@@ -15,12 +15,13 @@ from groupbench.tracker.judge import members
 from groupbench.tracker.judge.causes import find_cause
 from groupbench.tracker.judge.evidence import Evidence
 from groupbench.tracker.judge.gate_data import GateData
-from groupbench.tracker.judge.parts import Case, joined
+from groupbench.tracker.judge.parts import Case
 from groupbench.tracker.judge.spans import Span
 from groupbench.tracker.judge.verdicts import Effect, Judged
 from groupbench.tracker.query.rows import PointOutcome, PointRow
 from groupbench.tracker.query.series import series_rows
 from groupbench.tracker.store.decisions import Decisions
+from groupbench.tracker.text.wording import joined
 
 
 def of_status(data: GateData, point: PointRow) -> list[Case]:

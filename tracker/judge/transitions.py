@@ -27,7 +27,7 @@ from groupbench.tracker.facts.verdicts import Verdict
 from groupbench.tracker.judge.causes import Cause, some
 from groupbench.tracker.judge.evidence import AB, Evidence
 from groupbench.tracker.judge.gate_data import GateData
-from groupbench.tracker.judge.parts import Case, ab_text, joined, percent, why_undecided
+from groupbench.tracker.judge.parts import Case, ab_text, percent, why_undecided
 from groupbench.tracker.judge.pasts import Past
 from groupbench.tracker.judge.spans import Span, Transition
 from groupbench.tracker.judge.toolchain_lines import of_one_toolchain
@@ -38,7 +38,7 @@ from groupbench.tracker.stats.thresholds import FLOOR, step_scatter
 from groupbench.tracker.store import comparisons
 from groupbench.tracker.store.comparisons import DIFFERENT, SAME, Compared
 from groupbench.tracker.text.unchecked import merged
-from groupbench.tracker.text.wording import signed_change, signed_ends
+from groupbench.tracker.text.wording import joined, signed_change, signed_ends
 
 NIGHTS = 10
 """Largest number of results before a transition whose median is the earlier level."""

@@ -140,6 +140,11 @@ def date(value: datetime | None) -> str:
     return "" if value is None else f"{value:%Y-%m-%d %H:%M}"
 
 
+def joined(*texts: str | None) -> str | None:
+    """Return the non-empty texts as one note."""
+    return "; ".join(text for text in texts if text) or None
+
+
 def commit_text(value: str | None, dirty: bool = False, digits: int = 10) -> str:
     """Return a short hash, with a `+` if the working tree was dirty, as a `+` at the end of `value` says too."""
     return "" if value is None else value[:digits] + ("+" if dirty or value.endswith("+") else "")
