@@ -105,7 +105,8 @@ class LatencyFacts:
             return Case(replace(evidence, ab=ab, cause="code"), replace(row, compared=compared, cause="code"))
         cause = find_cause(*facts, canaries_moved=excused == "canary")
         note = joined(why_undecided(compared) if ab == "undecided" and compared else None, row.note, cause.note)
-        excluded, measured = bool(since) and tonight.excluded(one, before, since[0]), one.value
+        excluded = any(tonight.excluded(one, before, place) for place in {*since[:1], one.last})
+        measured = one.value
         if ab == "same" and compared is not None:
             measured = math.log(compared.head_ms) if compared.head_ms else -math.inf
         outside = (excluded or ab == "same") and self._is_outside(one, measured)
@@ -124,13 +125,16 @@ class LatencyFacts:
         return measured - top.centre > one.followed.least and top.p(measured) <= AT_ONCE
 
     def compared(self, one: Tonight, before: Sequence[int], since: Sequence[int]) -> Compared | None:
-        """Return the A/B of a commit before with one since, if any."""
+        """Return the A/B of a commit before with one since, if any.
+
+        Its base is not of tonight's code: that says nothing of tonight, which has taken back what it found.
+        """
         series = one.point.series
         if one.metric is not LATENCY or series.pk not in self.data.comparisons or series.operator == CANARY:
             return None
-        old, new = one.keys(before), one.keys(since)
-        stored = self.data.evidence(one.point.series.pk, old, new)
-        return comparisons.about(stored, self.data.clean_commits(old), self.data.clean_commits(new))
+        stored = self.data.evidence(series.pk, one.keys(before), one.keys(since))
+        bases = one.keys(place for place in before if not tonight.same_code(one, place, one.last))
+        return comparisons.about(stored, self.data.clean_commits(bases), self.data.clean_commits(one.keys(since)))
 
     def to_ask(self, one: Tonight, case: Case, bases: Sequence[int], head: int) -> Case:
         """Set the ends of the A/B that would decide, or note why there can be none.

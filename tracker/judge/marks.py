@@ -41,18 +41,15 @@ def marks_of(data: GateData, past: Past, metric: Metric, counts: float = 0.0) ->
 
 
 def code_marks(codes: Sequence[Hashable | None]) -> Marks:
-    """Return a mark for each result with the code of an earlier one, after another code. None is unknown."""
+    """Return a mark wherever the code of an earlier result is back, after other code. None is unknown."""
     marks: Marks = {}
     newest: dict[Hashable, int] = {}  # place of each code's newest result
-    before: dict[Hashable, int] = {}  # the same, before another code
     current: Hashable | None = None
     for place, code in enumerate(codes):
         if code is None:
             continue
         if code != current and code in newest:
-            before[code] = newest[code]
-        if code in before:
-            marks[place] = [Mark("code", before[code])]
+            marks[place] = [Mark("code", newest[code])]
         current, newest[code] = code, place
     return marks
 

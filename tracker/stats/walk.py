@@ -41,8 +41,8 @@ class Mark:
     """A fact about the result at a place, from outside the series.
 
     Attributes:
-        kind: `reference`: the level from here on is accepted. `code`: the code of `base` is back. Otherwise the verdict
-            of an A/B or an alert.
+        kind: `reference`: the level from here on is accepted. `code`: the code of `base` is back after other code.
+            Otherwise the verdict of an A/B or an alert.
         base: Place of the result with which it was compared; None: the one before.
         effect: Distance from the level before, if known.
         level: The level that an A/B measured at the same time.
@@ -218,17 +218,21 @@ class _Walker:
         self.run = self.run + night.out if night.out and night.out * self.run >= 0 else night.out
         self.far = self.far + 1 if night.beyond and value > self._centre(self.stack[-1]) else 0
         accepted = [mark for mark in marks if mark.kind == "reference"]  # so an A/B at this place has nothing to add
-        decided = [self._mark(place, mark) for mark in accepted or marks]
-        if any(decided):
+        facts = accepted or [mark for mark in marks if mark.kind != "code"]
+        decided = any([self._mark(place, mark) for mark in facts])
+        if decided:
             self.run = self.far = 0
         elif self.lost is not None and place == self.n - 1:  # only an A/B can tell whether it is lost
             self._begin_lost(self.lost, None)
             self.nights[-1] = self._seen(place, value, error)
             self.far = int(self.nights[-1].beyond)
+        if any([mark.kind == "code" and _code_is_back(self, place, mark.base or 0) for mark in marks]):
+            self.nights[-1] = night = self._seen(place, value, error)
+            self.run, self.far = night.out, int(night.beyond and night.out > 0)
         top = self.stack[-1]
         top.values.append(value)
         top.places.append(place)
-        if not any(decided):
+        if not decided:
             self._by_nights(place)
         if len(self.stack) > 1 and self.stack[-1].start < place:
             self._return()
@@ -299,8 +303,6 @@ class _Walker:
 
     def _mark(self, place: int, mark: Mark) -> bool:
         """Apply a fact. Return whether it decides about this result."""
-        if mark.kind == "code":
-            return _code_is_back(self, place, mark.base or 0)
         belongs = self._is_on_top(mark)
         while not belongs and len(self.stack) > 1 and (mark.kind == "same" or (mark.base or 0) >= self.stack[-1].start):
             self._end(place)
@@ -561,16 +563,14 @@ def _lost(walker: _Walker, night: _Night) -> Level | None:
 
 
 def _code_is_back(walker: _Walker, place: int, base: int) -> bool:
-    """End the levels above that of a result of the same code, if tonight's result may belong to it."""
-    value = walker.nights[-1].value
+    """End the levels above the one with a result of the same code, whatever the latency is now.
+
+    Equal code cannot be slower than itself. If the latency has stayed, something else has made it slow.
+    """
     depth = next((depth for depth, level in enumerate(walker.stack[:-1]) if base in level.places), None)
-    if depth is None:
-        return False
-    below = walker.predicted(walker.stack[depth])
-    if value - below.centre > walker.least and below.p(value) <= OUT:
-        return False
-    walker._end(place, depth)
-    return True
+    if depth is not None:
+        walker._end(place, depth)
+    return depth is not None
 
 
 def _may_be_off(walker: _Walker, base: int, level: float) -> bool:

@@ -153,12 +153,27 @@ def test_a_fast_outlier_does_not_end_a_slowdown(make: Any, stored: Any) -> None:
     assert [opened for _, opened in nights][4:] == [{3}, {3}]
 
 
+@pytest.mark.parametrize("tonight", [1.24, 1.5, 1.9])
 @pytest.mark.parametrize(("codes", "over"), [("aaaaba", True), ("aaaabc", False), ("", False)])
-def test_a_slowdown_is_over_as_soon_as_its_code_is(codes: str, over: bool, make: Any, stored: Any) -> None:
+def test_a_slowdown_is_over_as_soon_as_its_code_is(
+    codes: str, over: bool, tonight: float, make: Any, stored: Any
+) -> None:
     """The latency of the revert's night alone does not tell, and it has no A/B."""
-    nights = play(make, stored, [1, 1, 1, 1, 1.5, 1], *BUSY, outliers={6: 1.24}, codes=codes, unasked=6)
+    nights = play(make, stored, [1, 1, 1, 1, 1.5, 1], *BUSY, outliers={6: tonight}, codes=codes, unasked=6)
     assert [set(one) for one in changes(nights)][4:] == [{5}, set() if over else {5}]
     assert nights[-1][1] == (set() if over else {5})
+
+
+@pytest.mark.parametrize("seed", [1, *rarely(5, *range(100, 120))])
+def test_no_commit_is_blamed_once_its_code_has_gone(seed: int, make: Any, stored: Any) -> None:
+    """Loaded nights and A/Bs that the budget does not reach may hide a slowdown, but nobody is blamed for them."""
+    rng = np.random.default_rng(seed)
+    codes = "aaaaa" + "".join(rng.choice(list("aab"), 10))
+    levels = [1.0 if code == "a" else 1.5 for code in codes]
+    loaded = {night: level * rng.choice([1.3, 2.0]) for night, level in enumerate(levels, 1) if rng.random() < 0.3}
+    nights = play(make, stored, levels, *BUSY, outliers=loaded, codes=codes, unasked=int(rng.integers(5, 15)))
+    for number, named in enumerate(changes(nights), 1):
+        assert not (codes[number - 1] == "a" and (named or nights[number - 1][1])), (number, codes, loaded)
 
 
 def test_an_ab_of_two_commits_after_a_hidden_step_does_not_clear_it(make: Any, stored: Any) -> None:
