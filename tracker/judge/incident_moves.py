@@ -38,15 +38,18 @@ OwnerOf = Callable[[Collection[str]], str | None]
 
 @dataclass(frozen=True)
 class Updated:
-    """The keys of changed incidents."""
+    """The keys of changed incidents. Uncommitted code changes none."""
 
     opened: tuple[int, ...] = ()
     reopened: tuple[int, ...] = ()
     fixed: tuple[int, ...] = ()
+    dirty: bool = False
 
     @property
     def text(self) -> str:
         """`gate --update`'s line: how many incidents changed, and their first numbers."""
+        if self.dirty:
+            return "incidents: unchanged, since the run measured uncommitted code"
         parts = [
             f"{len(keys)} {name} ({', '.join(map(str, keys[:8]))}{', …' if len(keys) > 8 else ''})"
             for name, keys in (("opened", self.opened), ("reopened", self.reopened), ("fixed", self.fixed))
@@ -59,8 +62,11 @@ class Updated:
 def update(session: Session, gate: Gate, now: datetime | None = None, owner: OwnerOf = lambda files: None) -> Updated:
     """Store the gate's verdicts: open new incidents, reopen returned and expired ones, close fixed ones.
 
-    Needs a session that writes. Calling it again changes nothing.
+    Needs a session that writes. Calling it again changes nothing. Nor does a dirty tree's run: the next edit replaces
+    its code.
     """
+    if gate.run.state.dirty:
+        return Updated(dirty=True)
     # A pin needs no incident: it fails the gate until it is met or removed.
     failing = [row for row in gate.rows if row.verdict.fails and row.what != PIN]
     writer = _Writer(session, datetime.now(UTC) if now is None else now, ITSELF, gate, failing)

@@ -127,7 +127,7 @@ class LatencyFacts:
     def compared(self, one: Tonight, before: Sequence[int], since: Sequence[int]) -> Compared | None:
         """Return the A/B of a commit before with one since, if any.
 
-        Its base is not of tonight's code: that says nothing of tonight, which has taken back what it found.
+        One whose base has tonight's code tells nothing about tonight: its change is taken back.
         """
         series = one.point.series
         if one.metric is not LATENCY or series.pk not in self.data.comparisons or series.operator == CANARY:

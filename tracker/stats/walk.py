@@ -219,20 +219,21 @@ class _Walker:
         self.far = self.far + 1 if night.beyond and value > self._centre(self.stack[-1]) else 0
         accepted = [mark for mark in marks if mark.kind == "reference"]  # so an A/B at this place has nothing to add
         facts = accepted or [mark for mark in marks if mark.kind != "code"]
-        decided = any([self._mark(place, mark) for mark in facts])
-        if decided:
+        decided = [self._mark(place, mark) for mark in facts]
+        if any(decided):
             self.run = self.far = 0
         elif self.lost is not None and place == self.n - 1:  # only an A/B can tell whether it is lost
             self._begin_lost(self.lost, None)
             self.nights[-1] = self._seen(place, value, error)
             self.far = int(self.nights[-1].beyond)
-        if any([mark.kind == "code" and _code_is_back(self, place, mark.base or 0) for mark in marks]):
+        code = next((mark for mark in marks if mark.kind == "code"), None)
+        if code is not None and _code_is_back(self, place, code.base or 0):
             self.nights[-1] = night = self._seen(place, value, error)
             self.run, self.far = night.out, int(night.beyond and night.out > 0)
         top = self.stack[-1]
         top.values.append(value)
         top.places.append(place)
-        if not decided:
+        if not any(decided):
             self._by_nights(place)
         if len(self.stack) > 1 and self.stack[-1].start < place:
             self._return()

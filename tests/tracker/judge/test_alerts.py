@@ -69,6 +69,18 @@ def test_an_alert_names_the_change(slower: Cli, db: Any) -> None:
 
 
 @pytest.mark.sqlite
+@pytest.mark.parametrize("ms", [1.0, 1.2], ids=["faster", "slower"])
+def test_uncommitted_code_changes_no_incident(ms: float, slower: Cli, stored: Stored, make: Any) -> None:
+    for night in (8, 9, 10, 11):
+        stored([make(night, ms=ms, commit_facts={"dirty": True})])
+        result = slower("gate", "--update")
+        assert "incidents: unchanged, since the run measured uncommitted code" in result.stderr
+    assert result.exit_code == (0 if ms == 1.0 else 1)
+    (alert,) = members(slower, "--all")
+    assert (alert["state"], alert["incident"]) == ("new", 1)
+
+
+@pytest.mark.sqlite
 def test_one_change_is_one_alert_however_many_nights_see_it(slower: Cli, stored: Stored, make: Any) -> None:
     for night in (8, 9, 10):
         stored([make(night, ms=1.05)])

@@ -166,7 +166,7 @@ def test_a_slowdown_is_over_as_soon_as_its_code_is(
 
 @pytest.mark.parametrize("seed", [1, *rarely(5, *range(100, 120))])
 def test_no_commit_is_blamed_once_its_code_has_gone(seed: int, make: Any, stored: Any) -> None:
-    """Loaded nights and A/Bs that the budget does not reach may hide a slowdown, but nobody is blamed for them."""
+    """Loaded nights, and nights without A/Bs, may hide a slowdown, but they blame no commit."""
     rng = np.random.default_rng(seed)
     codes = "aaaaa" + "".join(rng.choice(list("aab"), 10))
     levels = [1.0 if code == "a" else 1.5 for code in codes]
