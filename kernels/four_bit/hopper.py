@@ -24,7 +24,6 @@ Source: FlashInfer and Marlin for weights stored in the operand's order; the PTX
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -33,135 +32,18 @@ import triton
 from torch import Tensor
 
 from groupbench.kernels.cuda_source import CudaKernel, compile_cuda, tensor_map, why_not_nvrtc
-from groupbench.kernels.device import Device, device_of
+from groupbench.kernels.device import device_of
 from groupbench.kernels.four_bit.formats import Weights
+from groupbench.kernels.four_bit.hopper_config import MOST_FEW, HopperConfig, choose_config, groups_that_fit, illegal
 from groupbench.kernels.four_bit.layout import BLOCK_N, Blocks, block_k, lay_out
 from groupbench.kernels.four_bit.product import require_w4
 from groupbench.kernels.grouped_gemm.cluster_tiles import ragged_map
 from groupbench.kernels.grouped_gemm.quantize import E4M3
-from groupbench.kernels.grouped_gemm.support import fits, no_tma
-from groupbench.kernels.grouped_gemm.tuned import configs_in_order, first_legal, problem_key
+from groupbench.kernels.grouped_gemm.support import no_tma
 from groupbench.kernels.hopper_source import instructions, products_of_values
 
 MOST_GROUPS = 1024
-OTHER_BYTES = 1536  # of shared memory: barriers, tables, alignment
-MOST_WORKERS = 8  # on an SM
-MOST_THREADS = 1024  # of a program, in CUDA
 MOST_BY_MMA = 32  # rows of bf16 activations whose products are mma's
-MOST_FEW = 64  # rows of activations that are loaded by eights
-MOST_SUMS = {2: 128, 3: 96}  # of a thread, for workers that have an SM to themselves and claim registers
-K_BYTES = 128  # of a block's activations
-FEW_ROWS = (  # blocks, depth, stages, per_sm, workers
-    (1, 4, 4, 2, 2), (1, 4, 3, 2, 2), (1, 4, 2, 3, 2), (1, 4, 2, 2, 2), (1, 3, 4, 2, 2), (2, 4, 2, 2, 2),
-    (1, 2, 5, 2, 2), (1, 5, 3, 2, 2), (1, 5, 2, 3, 2), (1, 5, 2, 2, 2), (1, 4, 2, 2, 3), (1, 5, 2, 2, 3),
-    (1, 4, 4, 1, 4), (1, 8, 2, 1, 4), (2, 4, 2, 1, 4), (1, 2, 5, 1, 4), (1, 4, 3, 1, 6),
-)  # fmt: skip
-
-
-@dataclass(frozen=True)
-class HopperConfig:
-    """The kernel's launch options; `illegal` decides which combinations run."""
-
-    rows: int  # of activations in a tile
-    blocks: int = 1  # of 64 rows of weights for each group of warps
-    depth: int = 1  # blocks along K in a stage
-    stages: int = 6
-    per_sm: int = 1
-    workers: int = 2  # groups of four warps that multiply
-    group_m: int = 8  # tile rows of a block; see tile_order.serpentine
-
-    @property
-    def threads(self) -> int:
-        """A program's threads; alone on an SM, four warps give up registers to those multiplying."""
-        return self.workers * 128 + (128 if self.per_sm == 1 and self.workers in (2, 3) else 32)
-
-    def stage_bytes(self, w: Blocks) -> int:
-        """A stage's shared memory."""
-        used = self.depth * (self.rows * K_BYTES + self.workers * self.blocks * w.blocks.size(-1))
-        return -(-used // 1024) * 1024
-
-    def dynamic_bytes(self, w: Blocks) -> int:
-        """Shared memory for stages and buffers."""
-        buffers = self.workers * (1 if self.per_sm > 1 else 2)
-        return self.stages * self.stage_bytes(w) + buffers * min(self.rows, 16) * 128
-
-
-def groups_that_fit(G: int) -> int:
-    """Return for how many groups the kernel is compiled: it keeps two numbers for each in shared memory."""
-    return max(64, triton.next_power_of_2(G))
-
-
-def candidates(mean_rows: float) -> list[HopperConfig]:
-    """Return the configs tuning tries, by mean rows per expert."""
-    medium = [HopperConfig(rows, blocks, 1, 6) for rows in (64, 96, 128) for blocks in (1, 2)]
-    medium += [HopperConfig(rows, 1, 2, 4, workers=4) for rows in (48, 64)]
-    if mean_rows <= 24:
-        return [*[HopperConfig(rows, *fields, group_m=1) for rows in (16, 32) for fields in FEW_ROWS], medium[3]]
-    if mean_rows <= 96:
-        return medium
-    return [
-        HopperConfig(rows, blocks, 1, stages, group_m=group_m)
-        for rows, blocks, stages in ((128, 1, 8), (128, 2, 8), (128, 2, 6), (192, 1, 6), (224, 1, 5), (256, 1, 5))
-        for group_m in (4, 8)
-    ]
-
-
-def illegal(config: HopperConfig, w: Blocks, scaled_by_block: bool, device: Device) -> str | None:
-    """Return why the kernel cannot run a config on a GPU, or None if it can.
-
-    scaled_by_block  fp8 activations have a scale per 128 along K
-    """
-    if not device.hopper:
-        return f"its instructions are Hopper's, and this GPU is {device.arch}"
-    if config.rows not in (8, *range(16, 257, 16)):
-        return f"a tile has 8 rows or a multiple of 16 up to 256, not {config.rows}"
-    promotes = w.fp8 and (scaled_by_block or not w.fmt.floating)
-    sums = config.rows // 2 * config.blocks * (2 if promotes else 1)
-    if sums > (MOST_SUMS.get(config.workers, 64) if config.per_sm == 1 else 64):
-        return f"{sums} sums of a thread do not fit in its registers"
-    if min(config.blocks, config.depth, config.stages - 1, config.group_m) < 1 or config.per_sm not in (1, 2, 3, 4):
-        return "blocks, depth and group_m must be at least 1, stages at least 2, per_sm 1 to 4"
-    if not 1 <= config.workers * config.per_sm <= MOST_WORKERS or config.threads > MOST_THREADS:
-        return f"workers must be at least 1, on an SM at most {MOST_WORKERS}, and threads at most {MOST_THREADS}"
-    shared = config.dynamic_bytes(w) + 8 * groups_that_fit(w.G) + OTHER_BYTES
-    if shared > device.room(config.per_sm):
-        return f"{config.stages} stages take {shared} bytes of {device.room(config.per_sm)}"
-    return None
-
-
-def default_config(M: int, w: Blocks, scaled_by_block: bool, device: Device) -> HopperConfig:
-    """Return an untuned problem's config, by the mean rows per expert."""
-    mean = M / w.G
-    promotes = w.fp8 and (scaled_by_block or not w.fmt.floating)
-    if w.fp8 and fits(mean, 16):
-        config = HopperConfig(16, 1, 2, 5, workers=4, group_m=1)
-    elif fits(mean, 32):
-        config = HopperConfig(32, 1, 4, 2 if w.fp8 else 3, per_sm=2, group_m=1)
-    elif w.fp8 and fits(mean, 64):
-        config = HopperConfig(64, 1, 2, 4, workers=4)
-    elif fits(mean, 96):  # a second tile of an expert would unpack its weights again
-        config = HopperConfig(96, 1 if promotes else 2)
-    elif w.fp8 and not promotes and not fits(mean, 128):
-        config = HopperConfig(256, stages=5)
-    else:
-        config = HopperConfig(128, 1 if promotes else 2, stages=8)
-    while config.stages > 2 and illegal(config, w, scaled_by_block, device):
-        config = HopperConfig(**{**vars(config), "stages": config.stages - 1})
-    return config
-
-
-def config_key(M: int, w: Blocks | Weights, fp8: bool) -> str:
-    """Return a problem's tuned-config key."""
-    return problem_key(M, w.G, w.N, w.K, str(w.fmt), "a8" if fp8 else "a16")
-
-
-def choose_config(M: int, w: Blocks, scaled_by_block: bool, device: Device) -> HopperConfig:
-    """Return this problem's tuned config on this GPU, else the default."""
-    default = default_config(M, w, scaled_by_block, device)
-    key = config_key(M, w, w.fp8)
-    return first_legal(
-        configs_in_order("w4_hopper", key, device, default, lambda c: illegal(c, w, scaled_by_block, device))
-    )
 
 
 def unsuitable(a: Tensor, w: Weights) -> str | None:
@@ -184,7 +66,7 @@ def source(rows: int) -> str:
 
 
 def _by_stage(config: HopperConfig, w: Blocks) -> bool:
-    """Return whether one access loads a stage's activations: mma takes them, and past K there are no other rows."""
+    """Return whether one access loads a stage's activations: mma takes them, and K ends with a block."""
     return config.rows <= MOST_BY_MMA and not w.fp8 and w.K % block_k(w.fp8) == 0
 
 

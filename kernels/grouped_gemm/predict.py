@@ -20,6 +20,7 @@ from groupbench.kernels.device import HOPPER_FLOPS, KNOWN, Device
 
 TILE = 128 * 256  # elements, for which `rest_us` holds
 MOST_FLOPS = 1e12  # of a fitted problem; larger ones take over a millisecond, and the GPU's power limits them
+QUANTILES = (-1.645, -1.036, -0.674, -0.385, -0.126, 0.126, 0.385, 0.674, 1.036, 1.645)  # normal: 5 to 95 %
 BANDWIDTH = 0.955  # of the memory's by clock and bus width
 
 
@@ -49,9 +50,9 @@ def limited_by_power(M: int, N: int, K: int) -> bool:
 
 
 def tiles_of_rows(M: int, G: int, rows: int) -> float:
-    """Return how many tiles with `rows` rows G groups have together, whose M rows scatter as those of `fits`."""
+    """Return how many tiles with `rows` rows G groups have together, whose M rows scatter like Poisson variables."""
     mean = M / G
-    sizes = (mean - math.sqrt(mean), mean, mean + math.sqrt(mean))
+    sizes = [mean + deviations * math.sqrt(mean) for deviations in QUANTILES]
     return G * sum(max(math.ceil(size / rows), 1) for size in sizes) / len(sizes)
 
 

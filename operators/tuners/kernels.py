@@ -158,8 +158,10 @@ def _w4_fp8(p: Problem) -> bool:
 
 
 def _w4_hopper(p: Problem, config: Any) -> Run:
+    from groupbench.kernels.four_bit.hopper import bind_hopper
+
     x = p.x
-    run = p.k.bind_hopper(x.a, x.scale_a, _blocks(x, _w4_fp8(p)), x.offs, x.bias, config)
+    run = bind_hopper(x.a, x.scale_a, _blocks(x, _w4_fp8(p)), x.offs, x.bias, config)
     return lambda: run(x.a, x.scale_a, x.offs)
 
 
@@ -298,7 +300,7 @@ KERNELS = {
     "w4_hopper": Tunable(
         "cuda, with weights of four bits",
         "grouped_gemm_w4a16",
-        "four_bit.hopper",
+        "four_bit.hopper_config",
         default=lambda p: p.k.default_config(p.s.M, _blocks(p.x, _w4_fp8(p)), False, p.device),
         choices=lambda p: p.k.candidates(p.rows),
         run=_w4_hopper,

@@ -15,7 +15,7 @@ from groupbench.kernels import cuda_source
 from groupbench.kernels.attention import softmax_cluster
 from groupbench.kernels.device import KNOWN
 from groupbench.kernels.four_bit import formats, hopper, layout
-from groupbench.kernels.four_bit.hopper import HopperConfig
+from groupbench.kernels.four_bit.hopper_config import HopperConfig
 from groupbench.kernels.grouped_gemm import (
     cluster,
     cluster_fp8_wgrad,

@@ -79,7 +79,7 @@ def clock(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[float]:
         module = importlib.import_module(f"groupbench.kernels.{module_name}")
         monkeypatch.setattr(module, function, lambda *arguments: lambda: None)
     hopper = (
-        "four_bit.hopper",
+        "four_bit.hopper_config",
         *(f"grouped_gemm.{name}" for name in ("cluster", "cluster_fp8", "cluster_wgrad", "mnk_cluster")),
     )
     for module_name in hopper:
