@@ -71,9 +71,7 @@ class HopperConfig:
 FEW_ROWS = (
     HopperConfig(16, depth=5, stages=2, per_sm=3, group_m=1), HopperConfig(32, depth=4, stages=3, per_sm=2, group_m=1),
 )  # fmt: skip
-FEW_ROWS_FP8 = (
-    HopperConfig(16, depth=4, stages=2, workers=4, group_m=1), HopperConfig(32, depth=4, stages=2, workers=4, group_m=1),
-)  # fmt: skip
+FEW_ROWS_FP8 = tuple(HopperConfig(rows, depth=4, stages=2, workers=4, group_m=1) for rows in (16, 32))
 MANY_ROWS = (
     HopperConfig(32, depth=8, stages=2, workers=4, group_m=1),
     HopperConfig(48, depth=5, stages=2, per_sm=2, group_m=1),

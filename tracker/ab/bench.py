@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
+import secrets
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -40,7 +41,8 @@ class Bench(contextlib.AbstractContextManager["Bench"]):
         base: The earlier side.
         head: The later side.
         settings: Settings of each comparison.
-        seed: Seed for burst orders and placements, together with the comparison's number.
+        seed: Seed for burst orders and placements, together with the comparison's number. Drawn by default: an order
+            that every comparison shares would favour the same side in all of them.
         records: File to which each comparison is appended, with its bursts.
         progress: Called with a line of text before and during a comparison.
 
@@ -54,12 +56,13 @@ class Bench(contextlib.AbstractContextManager["Bench"]):
         head: AbSide,
         settings: AbSettings = AbSettings(),  # noqa: B008 # frozen
         *,
-        seed: int = 0,
+        seed: int | None = None,
         records: Path | None = None,
         progress: Callable[[str], None] = lambda text: None,
     ) -> None:
         self.base, self.head, self.settings = base, head, settings
-        self.seed, self.records, self.progress = seed, records, progress
+        self.seed = secrets.randbits(48) if seed is None else seed
+        self.records, self.progress = records, progress
         self.results: list[AbResult] = []
         self._sides: tuple[SideProcess, SideProcess] | None = None
 

@@ -1,10 +1,10 @@
 """One comparison of a cell on two sides: preparing it, measuring blocks, and the verdict.
 
 A comparison consists of blocks. In each block, both sides are placed at new memory addresses, then their bursts
-alternate in a random order: head first or base first, and mirrored if each side has two, so that neither side is always
-later. Every few blocks, both sides get new processes. After each block, tracker/ab/sequential.py decides same,
-different or continue. The statistical unit is the block, not the burst, because an address changes a kernel's latency
-by up to 0.4 % for as long as it stays there.
+alternate: head first or base first, and mirrored if each side has two. A coin decides the order for every two blocks,
+which have opposite orders. Every few blocks, both sides get new processes. After each block, tracker/ab/sequential.py
+decides same, different or continue. The statistical unit is the block, not the burst, because an address changes a
+kernel's latency by up to 0.4 % for as long as it stays there.
 
 The GPU rests before a burst; short bursts share one rest.
 """
@@ -223,7 +223,7 @@ class RunningComparison:
         from groupbench.tracker.ab import sequential
 
         scouted = self.cell.samples or SCOUTED
-        self._adopt(scouted)
+        self._adopt(scouted, self.sides)
         started = time.monotonic()
         self._ask_both(object, "reload", seed=self.coin.getrandbits(32), samples=scouted)
         reload_s = time.monotonic() - started
@@ -245,22 +245,28 @@ class RunningComparison:
         shares_rest = timing == "gpu" and burst_s <= SHORT_BURST_S
         return _Plan(rule, samples, bursts_a_side(reload_s, burst_s, idle_s, shares_rest), idle_s, shares_rest)
 
-    def _adopt(self, samples: int, fresh: bool = False) -> None:
-        """Load the cell in the timed process of each side, or in a new one if `fresh`."""
-        for process in self.sides:
+    def _adopt(self, samples: int, sides: Sequence[SideProcess], fresh: bool = False) -> None:
+        """Load the cell in the timed process of each side in this order, or in a new one if `fresh`."""
+        for process in sides:
             seed = self.coin.getrandbits(32)
             process.send("adopt", self.settings.timeout_s, seed=seed, samples=samples, fresh=fresh)
         self._receive_both(object)
 
     def _block(self, plan: _Plan) -> None:
-        """Measure a block: give both sides new addresses, or new processes if due, then run their bursts."""
+        """Measure a block: give both sides new addresses, or new processes if due, then run their bursts.
+
+        The sides do all of this in one order. A coin decides it, and the next block has the other one. So being first,
+        which makes a burst faster on a busy machine, favours neither side.
+        """
         age, turn = divmod(len(self.blocks), plan.rule.renewed)
+        earlier = self.blocks[-1].order if len(self.blocks) % 2 else ""
+        order = block_order(plan.bursts, earlier.startswith("A") if earlier else self.coin.random() < 0.5)
+        sides = [self.sides["AB".index(name)] for name in order[:2]]
         if age and not turn:
-            self._adopt(plan.samples, fresh=True)
-        for process in self.sides:
+            self._adopt(plan.samples, sides, fresh=True)
+        for process in sides:
             process.send("reload", self.settings.timeout_s, seed=self.coin.getrandbits(32), samples=plan.samples)
         self._receive_both(object)
-        order = block_order(plan.bursts, self.coin.random() < 0.5)
         taken: dict[str, list[float]] = {"A": [], "B": []}
         for number, name in enumerate(order):
             if plan.idle_s and (number == 0 or not plan.shares_rest):

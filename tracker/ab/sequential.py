@@ -1,11 +1,13 @@
 """Sequential A/B tests: decide block by block, during the measurement, whether two sides differ.
 
 A *block* is one difference d = log(head) - log(base), with both sides freshly placed in memory and their bursts in a
-random order. In an A/A comparison, that order alone decides the sign of d: + and - are equally likely and independent
-from block to block, whatever the noise. So the tests use signs and ranks (Wilcoxon's signed ranks, 1945), whose null
-distribution is known exactly for any number of blocks. Heavy tails, outliers, two levels of placement or a drifting
-machine change the power of the tests, but not their false-positive rate. Intervals come from inverting the tests
-(Hodges and Lehmann, 1963): they are order statistics of the averages of all pairs of blocks.
+random order. In an A/A comparison, that order alone decides the sign of d: + and - are equally likely, whatever the
+noise. So the tests use signs and ranks (Wilcoxon's signed ranks, 1945), whose null distribution is known exactly for
+any number of blocks with independent signs. Two blocks that follow each other have opposite orders. If being first
+matters, their signs tend to differ, so the sums vary less and the tests are careful. Heavy tails, outliers, two
+levels of placement or a drifting machine change the power of the tests, but not their false-positive rate. Intervals
+come from inverting the tests (Hodges and Lehmann, 1963): they are order statistics of the averages of all pairs of
+blocks.
 
     different  the interval at `alpha`, over all looks together, excludes -floor..floor
     same       the interval at `beta` per side is within -min_effect..min_effect

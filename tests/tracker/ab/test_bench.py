@@ -350,6 +350,19 @@ def test_processes_that_are_off_are_no_difference() -> None:
 def test_the_coin_decides_who_is_first(compare: Compare) -> None:
     orders = [[block.order for block in compare({}, {}, seed=seed).bursts] for seed in (0, 1, 2, 3, 3)]
     assert {each for of in orders for each in of} == {"ABBA", "BAAB"} and orders[3] == orders[4]
+    assert len({of[0] for of in orders}) == 2
+
+
+def test_being_first_favours_neither_side(compare: Compare) -> None:
+    """Of each two blocks, one begins with base and one with head."""
+    for seed in range(4):
+        orders = [block.order for block in compare({}, {}, seed=seed).bursts]
+        assert len(orders) > 4
+        assert all(one != other for one, other in zip(orders[::2], orders[1::2], strict=False))
+
+
+def test_no_two_benches_share_their_orders() -> None:
+    assert Bench(BASE, HEAD).seed != Bench(BASE, HEAD).seed
 
 
 @pytest.mark.parametrize(
