@@ -94,11 +94,20 @@ def test_no_run_is_compared_with_a_rejected_one(stored: Any, make: Any, cli: Cli
     assert cli("gate").exit_code == 1
     for run in ("run-005", "run-006", "run-007"):
         assert f"rejected: run {run}" in cli("db", "reject", run, "--reason", "another job").stdout
+        assert "another job" in cli("show", run).stdout
     again = cli("gate")
     assert again.exit_code == 0
     stored([make(8)])
     assert "ok" in cli("gate").stdout
     assert "counts again" in cli("db", "reject", "run-007", "--undo", "--reason", "a mistake").stdout
+    marked = {row["run"]: row["rejected"] for row in json.loads(cli("list", "runs", "--format=json").stdout)}
+    assert [run for run, why in marked.items() if why == "another job"] == ["run-006", "run-005"]
+    for form in ("table", "md", "csv"):
+        assert cli("list", "runs", f"--format={form}").stdout.count("another job") == 2
+
+
+def test_a_list_without_rejected_runs_has_no_column_for_them(slower: None, cli: Cli) -> None:
+    assert "rejected" not in cli("list", "runs").stdout
 
 
 def test_a_renamed_backend_continues_its_history(slower: None, cli: Cli, stored: Any, make: Any, db: Any) -> None:
