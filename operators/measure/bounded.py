@@ -1,6 +1,6 @@
 """Folders that are kept between commands, up to a size and an age: the least recently used go first.
 
-A command holds a shared lock on each folder that it uses, until it ends. A folder is removed only under the exclusive
+A command holds a shared lock on each folder in use, until it ends. A folder is removed only under the exclusive
 lock, and renamed before: no process finds half of one.
 """
 
