@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from groupbench.operators.errors import UsageError
@@ -46,7 +46,17 @@ def _commit_of(revision: str | None, folder: Path) -> Commit:
         parents=tuple(parents.split()),
         branch=cut(branch) or None,
         dirty=bool(status),
-        time=datetime.fromtimestamp(int(seconds), UTC),
+        time=_time(full, int(seconds), folder),
         author=cut(author),
         subject=cut(subject),
     )
+
+
+def _time(commit: str, seconds: int, folder: Path) -> datetime:
+    """Return the committer's time, with a microsecond for each ancestor that is not older.
+
+    Git's times are whole seconds, and a script makes several commits in one. A commit has more such ancestors than any
+    of these, so the times of a line of commits are different and in order, wherever the records are read.
+    """
+    counted = git.run(folder, "rev-list", "--count", f"--max-age={seconds}", commit, "--")
+    return datetime.fromtimestamp(seconds, UTC) + timedelta(microseconds=min(int(counted) - 1, 999_999))

@@ -8,7 +8,6 @@ only as long as their command: neither of two commits can leave code for the oth
 from __future__ import annotations
 
 import atexit
-import contextlib
 import functools
 import hashlib
 import itertools
@@ -16,11 +15,11 @@ import json
 import os
 import shutil
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from groupbench.operators.measure import bounded
 from groupbench.operators.measure.loaded import library_folders, repository_root
 from groupbench.tracker.facts.measured_tree import measured_tree
 from groupbench.tracker.text.scratch import Scratch
@@ -33,9 +32,6 @@ CACHES = (
 """Environment variables with the folders of compilers' caches."""
 SETTING = "GROUPBENCH_WRITABLE"
 """Environment variable with further folders that all cells may write to."""
-UNUSED_S = 30 * 86400.0
-"""Age at which the cache of a party that has not been measured since is removed. A choice."""
-
 _numbers = itertools.count()
 
 
@@ -102,8 +98,7 @@ def of_party(plugins: Sequence[str]) -> Path:
     key = hashlib.sha256(json.dumps([root, *plugins] if plugins else []).encode()).hexdigest()[:16]
     try:
         folder = _all_parties() / key
-        folder.mkdir(0o700, parents=True, exist_ok=True)
-        os.utime(folder)
+        bounded.hold(folder)
     except (OSError, RuntimeError):  # no home, or one that is read-only
         return of_this_command()
     return folder
@@ -111,12 +106,9 @@ def of_party(plugins: Sequence[str]) -> Path:
 
 @functools.cache
 def _all_parties() -> Path:
-    """Return the folder above those of all parties, after removing the unused ones."""
+    """Return the folder above those of all parties, after removing the least recently used ones beyond a size."""
     above = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "groupbench" / "compiled"
-    for folder in above.glob("*"):
-        with contextlib.suppress(OSError):
-            if time.time() - folder.stat().st_mtime > UNUSED_S:
-                shutil.rmtree(folder, ignore_errors=True)
+    bounded.trim(above)
     return above
 
 

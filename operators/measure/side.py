@@ -17,6 +17,7 @@ Requests:
     adopt   seed, samples, fresh -> the same cell in the process that is timed, in a new one if fresh
     reload  seed, samples     -> the same cell at other addresses
     burst                     -> samples in ms
+    amounts                   -> the fewest operations and bytes for the problem
     unchecked                 -> checks since `prepare` that could not be made, each with its reason
     unload
     quit
@@ -93,6 +94,7 @@ class AbServer:
         self._checked: Live | None = None  # the cell in the checking process
         self._job: Job | None = None
         self._held_to: HeldTo | None = None
+        self._to_count: tuple[selection.LargeModule, ...] = ()  # imports to count operations and bytes
         self._timeout_s = 300.0
         self._device = "cpu"
         self._capability: tuple[int, int] | None = None
@@ -126,7 +128,7 @@ class AbServer:
         """
         self._timeout_s = timeout_s
         self._job = self._as_job(cell)
-        reason, imports = self._learned(look_up, self._job, self._capability)
+        reason, imports, self._to_count = self._learned(look_up, self._job, self._capability)
         if reason is not None:
             return Failure("unavailable", reason)
         preload(*imports)
@@ -161,10 +163,7 @@ class AbServer:
             return live.failure
         assert live.prepared is not None
         self._is_right, self._checked = live.problem is None, live
-        flops, min_bytes = self._learned(amounts, judged)
         return {
-            "flops": flops,
-            "min_bytes": min_bytes,
             "timing": live.prepared.timing,
             "accuracy": msgspec.to_builtins(live.accuracy),
             "problem": live.problem,
@@ -227,6 +226,15 @@ class AbServer:
         if self._is_right and isinstance(fault, str):
             return Failure("wrong", str(fault))
         return list(taken.samples_ms)
+
+    def amounts(self) -> list[int]:
+        """Return the fewest operations and bytes for the prepared cell's problem.
+
+        Only the limit of a latency needs them, and counting the bytes imports Dynamo, which takes 1 to 4 s.
+        """
+        assert self._job is not None and self._held_to is not None
+        preload(*self._to_count)
+        return list(self._learned(amounts, replace(self._job, plugins=self._held_to.home)))
 
     def unchecked(self) -> list[str]:
         """Return the checks of the prepared cell and its bursts that could not be made, each with its reason."""
@@ -325,16 +333,19 @@ def held_to(job: Job) -> HeldTo:
     return HeldTo(get_backend(operator, job.backend).tolerance, home_of(job.operator, job.plugins))
 
 
-def look_up(job: Job, capability: tuple[int, int] | None) -> tuple[str | None, tuple[selection.LargeModule, ...]]:
-    """Return why the job's backend cannot run here, or None, and the modules that its processes will import.
+def look_up(
+    job: Job, capability: tuple[int, int] | None
+) -> tuple[str | None, tuple[selection.LargeModule, ...], tuple[selection.LargeModule, ...]]:
+    """Return why the job's backend cannot run here, or None, and the modules for its processes and for `amounts`.
 
     Raises UsageError if operator or backend is unknown.
     """
     operator = get_operator(job.operator, job.plugins).in_mode(job.mode)
     backend = get_backend(operator, job.backend)
     target = Target(job.device, job.dtype, job.interpreted, capability)
-    imports = *selection.imports_of(backend, job.plugins), *selection.imports_to_count(held_to(job).home)
-    return selection.why_unavailable(operator, backend.name, target), imports
+    to_count = selection.imports_to_count(held_to(job).home)
+    reason = selection.why_unavailable(operator, backend.name, target)
+    return reason, selection.imports_of(backend, job.plugins), to_count
 
 
 def list_offers(candidate: str, plugins: tuple[str, ...]) -> list[dict[str, Any]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
@@ -18,9 +17,6 @@ Cli = Callable[..., Result]
 """Runs a command of `groupbench`."""
 Stored = Callable[..., Any]
 """Stores records, and gives the place of their database."""
-
-UNCHANGED = re.compile(r"GATE ok: no change above [0-9.]+ %")
-"""The outcome of a run whose latencies did not change."""
 
 
 def commit(night: int) -> str:

@@ -57,8 +57,6 @@ class Prepared(msgspec.Struct, frozen=True):
         problem: Why the result is wrong.
         suspicious: Whether the result looks forged.
         dynamic: Whether the callable follows another routing; None if untested.
-        flops: Operations of the problem.
-        min_bytes: Bytes that the problem must move.
         loaded: Fingerprint of the side's process; None if unknown.
     """
 
@@ -69,8 +67,6 @@ class Prepared(msgspec.Struct, frozen=True):
     dynamic: bool | None = None
     prepare_ms: float | None = None
     kernels: tuple[Kernel, ...] = ()
-    flops: int | None = None
-    min_bytes: int | None = None
     loaded: Loaded | None = None
 
     @property

@@ -110,7 +110,7 @@ class RunningComparison:
             base_dynamic=base.dynamic,
             head_dynamic=head.dynamic,
         )
-        ended = self._untimed(base, head) or self._measure(base, head)
+        ended = self._untimed(base, head) or self._measure()
         answers = zip(("base", "head"), self._ask_both(list[str], "unchecked"), strict=True)
         with contextlib.suppress(SideFailure):
             self._ask_both(object, "unload")
@@ -159,7 +159,7 @@ class RunningComparison:
         software = [software_identity(_environment(process)) for process in self.sides]
         return base.loaded == head.loaded and base.loaded.code is not None and software[0] == software[1]
 
-    def _measure(self, base: Prepared, head: Prepared) -> AbResult:
+    def _measure(self) -> AbResult:
         """Measure blocks until they decide, or the time or number of blocks is spent."""
         from groupbench.tracker.ab import sequential
 
@@ -184,7 +184,8 @@ class RunningComparison:
         self.result = replace(
             self.result, bursts=tuple(self.blocks), blocks=len(self.blocks), base_ms=base_ms, head_ms=head_ms
         )
-        self._refuse_implausible((base, head), (base_ms, head_ms))
+        if base_ms is not None and head_ms is not None:
+            self._refuse_implausible((base_ms, head_ms))
         return self._decided(decision, plan.rule, self.until - began)
 
     def _decided(self, decision: Decision, rule: Rule, limit_s: float) -> AbResult:
@@ -206,15 +207,13 @@ class RunningComparison:
             ran_out="blocks" if out_of_blocks else "budget",
         )
 
-    def _refuse_implausible(self, prepared: Sequence[Prepared], levels_ms: Sequence[float | None]) -> None:
+    def _refuse_implausible(self, levels_ms: tuple[float, float]) -> None:
         """Check whether a side is faster than the device allows. Raises SideFailure."""
         timing: Timing = "gpu" if self.result.timing == "gpu" else "cpu"
-        for process, side, ms in zip(self.sides, prepared, levels_ms, strict=True):
+        for process, amounts, ms in zip(self.sides, self._ask_both(tuple[int, int], "amounts"), levels_ms, strict=True):
             facts = process.facts.environment
-            least_ms = floor_ms(
-                side.flops or 0, side.min_bytes or 0, self.cell.dtype, timing, facts.get("gpu"), facts.get("cpu_count")
-            )
-            reason = None if ms is None else too_fast(ms, least_ms)
+            least_ms = floor_ms(*amounts, self.cell.dtype, timing, facts.get("gpu"), facts.get("cpu_count"))
+            reason = too_fast(ms, least_ms)
             if reason is not None:
                 raise SideFailure(process.who, process.side.title, "wrong", reason)
 

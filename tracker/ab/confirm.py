@@ -9,18 +9,20 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from groupbench.tracker.ab.bench import Bench
 from groupbench.tracker.ab.kept import compared_of, environment_of, software_of
 from groupbench.tracker.ab.result import AbCell, AbResult, cell_of_series
 from groupbench.tracker.ab.side import AbError, AbSide
-from groupbench.tracker.ab.suspects import MOST_AB, Cause, Pair, by_cause, plan, with_toolchain
+from groupbench.tracker.ab.suspects import MOST_AB, Cause, Pair, by_cause, ends_of, plan, with_toolchain
 from groupbench.tracker.ab.toolchains import PACKAGES, Interpreters
 from groupbench.tracker.ab.worktree import (
     AS_IT_IS,
@@ -40,7 +42,7 @@ from groupbench.tracker.query.resolve import find_run
 from groupbench.tracker.store import comparisons
 from groupbench.tracker.store.comparisons import DIFFERENT, FAILED, UNKNOWN, Compared
 from groupbench.tracker.store.engine import Store
-from groupbench.tracker.text.wording import counted, duration
+from groupbench.tracker.text.wording import duration
 from groupbench.tracker.tools import git
 
 Report = Callable[[Judged, Compared], None]
@@ -52,41 +54,61 @@ SHARE, LEAST_S = 0.1, 180.0
 """Share of the time of a night that its A/Bs may take, and the time that they may always take."""
 
 
-@dataclass
-class Confirmed:
-    """The outcome of a run's suspects."""
+LEFT_OUT = "left out because the budget is spent"
+ENOUGH = f"left out because {MOST_AB} A/Bs of a cause are enough"
+INCONCLUSIVE = "left undecided by an earlier comparison"
+ELSEWHERE = "cannot be measured on this machine"
+"""Why a suspect was not measured."""
+FAILED_AGAIN = f"{DIFFERENT}, but {FAILED} when repeated"
+_ADVICE = {
+    "run `groupbench confirm` to continue": (LEFT_OUT, ENOUGH),
+    "repeat them with --again": (INCONCLUSIVE,),
+}
 
-    compared: list[tuple[Judged, Compared]] = field(default_factory=list)
-    left_out: list[Judged] = field(default_factory=list)  # the budget was spent
-    enough: list[Judged] = field(default_factory=list)  # the cause has its `MOST_AB` comparisons
-    inconclusive: list[Judged] = field(default_factory=list)  # compared before, without a decision
-    elsewhere: list[Judged] = field(default_factory=list)  # this machine cannot measure them
-    failed: list[Judged] = field(default_factory=list)  # measured once, and failed when it was repeated
+
+class Outcome(NamedTuple):
+    """An A/B's answer about a suspect, or the reason why it was not measured."""
+
+    row: Judged
+    word: str  # the A/B's verdict, or why it was not measured
+    compared: Compared | None = None
 
     @property
     def decided(self) -> bool:
-        undecided = self.left_out or self.enough or self.inconclusive or self.elsewhere or self.failed
-        return not undecided and all(one.decided for _, one in self.compared)
+        return self.compared is not None and self.compared.decided and self.word != FAILED_AGAIN
+
+
+@dataclass
+class Confirmed:
+    """The outcomes of a run's suspects: for each series and pair of ends the newest one, so that all count once."""
+
+    outcomes: dict[tuple[int, tuple[str, ...]], Outcome] = field(default_factory=dict)
+
+    def note(self, word: str, rows: Iterable[Judged], ends: tuple[str, ...] = ()) -> None:
+        """Note why suspects were not measured."""
+        self.outcomes |= {(row.series.pk, ends): Outcome(row, word) for row in rows}
+
+    def answered(self, row: Judged, compared: Compared, word: str) -> None:
+        """Note the answer about a suspect."""
+        self.outcomes[row.series.pk, ends_of(compared)] = Outcome(row, word, compared)
+
+    @property
+    def compared(self) -> list[tuple[Judged, Compared]]:
+        """The suspects with an answer."""
+        return [(each.row, each.compared) for each in self.outcomes.values() if each.compared is not None]
+
+    @property
+    def decided(self) -> bool:
+        return all(each.decided for each in self.outcomes.values())
 
     @property
     def text(self) -> str:
         """The outcome in one line."""
-        counts: dict[str, int] = {}
-        for _, one in self.compared:
-            counts[one.verdict] = counts.get(one.verdict, 0) + 1
-        parts = [f"{number} {verdict}" for verdict, number in counts.items()]
-        reasons = {"the budget is spent": self.left_out, f"{MOST_AB} A/Bs of a cause are enough": self.enough}
-        left = [f"{len(rows)} left out because {why}" for why, rows in reasons.items() if rows]
-        parts += [", ".join(left) + "; run `groupbench confirm` to continue"] if left else []
-        if self.inconclusive:
-            parts.append(
-                f"{counted(len(self.inconclusive), 'earlier comparison')} gave no decision; repeat them with --again"
-            )
-        if self.failed:
-            parts.append(f"{len(self.failed)} failed when repeated")
-        if self.elsewhere:
-            parts.append(f"{len(self.elsewhere)} cannot be measured on this machine")
-        return "CONFIRM " + (", ".join(parts) or "nothing to confirm")
+        answers_first = sorted(self.outcomes.values(), key=lambda each: each.compared is None)
+        counts = Counter(each.word for each in answers_first)
+        advice = [text for text, words in _ADVICE.items() if counts.keys() & words]
+        listed = ", ".join(f"{number} {word}" for word, number in counts.items()) or "nothing to confirm"
+        return "; ".join([f"CONFIRM {listed}", *advice])
 
 
 @dataclass(frozen=True)
@@ -177,7 +199,7 @@ def confirm(
                 pairs, before = plan(suspects, earlier, again)
                 failing = [row for row in judged.rows if row.verdict.fails and row.ab_base is None]
                 causes = by_cause(session, pairs, suspects, failing) if pairs else []
-            outcome.inconclusive += before
+            outcome.note(INCONCLUSIVE, before)
             if not causes:
                 break
             if not tried:
@@ -193,6 +215,24 @@ def confirm(
             if clock() >= end or not any(cause.differs for cause in causes):
                 break
     return outcome
+
+
+class _Decision(NamedTuple):
+    """The answer of one A/B, or of two."""
+
+    compared: Compared
+    kept: bool = True  # a failure of both sides is not: it shows nothing about a commit, and may be fixed here
+    failed_again: bool = False
+
+    @property
+    def word(self) -> str:
+        return FAILED_AGAIN if self.failed_again else self.compared.verdict
+
+    def after(self, first: _Decision) -> _Decision:
+        """Return the answer that counts of two: this newer one, unless it is undecided after a difference."""
+        if self.compared.decided or first.compared.verdict != DIFFERENT:
+            return self
+        return first._replace(failed_again=self.compared.verdict == FAILED)
 
 
 @dataclass
@@ -217,7 +257,8 @@ class _Confirming:
     def decide(self, cause: Cause) -> None:
         """Measure the suspects of a cause, as long as there is time."""
         if self.clock() >= self.end:
-            self.outcome.left_out += [row for pair in cause.pairs for row in pair.rows]
+            for pair in cause.pairs:
+                self.outcome.note(LEFT_OUT, pair.rows, pair.ends)
             return
         for pair in cause.pairs:
             cause.rows = list(pair.rows)
@@ -226,7 +267,7 @@ class _Confirming:
                 self._give_up(pair, cause.rows, error)
                 continue
             self._add(*cause.inherited(pair))
-            (self.outcome.enough if cause.next() is None else self.outcome.left_out).extend(cause.rows)
+            self.outcome.note(ENOUGH if cause.next() is None else LEFT_OUT, cause.rows, pair.ends)
         if self.repeat and (lone := cause.lone) is not None:
             self._tried(lone[0], partial(self._repeat, *lone))
 
@@ -254,17 +295,22 @@ class _Confirming:
         self.say(f"A/B of {pair.text}: {len(cause.rows)} series, at most {longest}")
         bench = self._bench(pair)
         while (row := cause.next()) is not None and self.clock() < self.end:
-            if (made := self._compared(bench, row, pair, cause.alone)) is None:
+            if (decision := self._decision(bench, row, pair, cause.alone)) is None:
                 return
-            compared, kept = made
-            # A failure of both sides is not stored: it shows nothing about a commit, and may be fixed here.
-            self._add((row, compared), kept=kept)
-            cause.answered(row, compared)
+            self._add((row, decision.compared), kept=decision.kept, word=decision.word)
+            cause.answered(row, decision.compared)
 
     def _repeat(self, pair: Pair, row: Judged) -> None:
-        """Repeat a comparison: the newer answer counts. Raises WorktreeError, AbError."""
-        if self.clock() < self.end and (made := self._compared(self._bench(pair), row, pair, alone=False)):
-            self._add((row, made[0]), kept=made[1])
+        """Repeat a difference. Raises WorktreeError, AbError."""
+        if self.clock() >= self.end or (newer := self._decision(self._bench(pair), row, pair, alone=False)) is None:
+            return
+        first = self.outcome.outcomes[row.series.pk, pair.ends].compared
+        assert first is not None
+        decision = newer.after(_Decision(first))
+        if decision.compared is first:  # it is stored
+            self.outcome.answered(row, first, decision.word)
+        else:
+            self._add((row, decision.compared), kept=decision.kept, word=decision.word)
 
     def _bench(self, pair: Pair) -> Bench:
         """Return the bench of a pair: the open one if it fits. Raises WorktreeError, AbError."""
@@ -278,29 +324,26 @@ class _Confirming:
     def _give_up(self, pair: Pair, rows: Sequence[Judged], error: WorktreeError | AbError) -> None:
         """Note the suspects of a pair that cannot be measured."""
         if isinstance(error, AbError | CheckoutError):  # this machine is at fault: another may measure them
-            self.outcome.elsewhere += rows
+            self.outcome.note(ELSEWHERE, rows, pair.ends)
             return
         for row in rows:  # a commit is not available here
             at, details = datetime.now(UTC), pair.details(row)
             self._add((row, Compared(pair.base, pair.head, FAILED, at, message=error.message, details=details)))
 
-    def _compared(self, bench: Bench, row: Judged, pair: Pair, alone: bool) -> tuple[Compared, bool] | None:
-        """Measure a suspect, again if in doubt; return the answer, and whether to store it. None: there was no time."""
-        cell = _cell(row, self.measuring.plugins)
-        if (result := self._result(bench, cell)) is None:
-            return None
-        compared = _compared(row, result, pair)
-        if self._is_in_doubt(row, compared, alone) and (second := self._result(bench, cell)) is not None:
-            repeated = _compared(row, second, pair)
-            self.outcome.failed += [row] * (repeated.verdict == FAILED and compared.verdict == DIFFERENT)
-            if repeated.decided or compared.verdict != DIFFERENT:  # the second answer counts, if it is one
-                result, compared = second, repeated
-        return compared, result.failed_side != "both"
+    def _decision(self, bench: Bench, row: Judged, pair: Pair, alone: bool) -> _Decision | None:
+        """Measure a suspect, and again if in doubt. Returns None if there was no time."""
+        first = self._once(bench, row, pair)
+        if first is None or not self._is_in_doubt(row, first.compared, alone):
+            return first
+        second = self._once(bench, row, pair)
+        return first if second is None else second.after(first)
 
-    def _result(self, bench: Bench, cell: AbCell) -> AbResult | None:
-        """Compare a cell. Returns None if the preparation took the rest of the time."""
-        result = bench.compare(cell, CELL_S, self.end - self.clock())
-        return None if result.ran_out == "budget" and not result.blocks else result
+    def _once(self, bench: Bench, row: Judged, pair: Pair) -> _Decision | None:
+        """Measure a suspect. Returns None if the preparation took the rest of the time."""
+        result = bench.compare(_cell(row, self.measuring.plugins), CELL_S, self.end - self.clock())
+        if result.ran_out == "budget" and not result.blocks:
+            return None
+        return _Decision(_compared(row, result, pair), result.failed_side != "both")
 
     def _is_in_doubt(self, row: Judged, compared: Compared, alone: bool) -> bool:
         """Return whether to repeat a comparison: it did not decide, or no other suspect can repeat the difference.
@@ -315,14 +358,14 @@ class _Confirming:
         self.repeated.add(ends)
         return first
 
-    def _add(self, *made: tuple[Judged, Compared], kept: bool = True) -> None:
-        """Report answers, and store them at once if `kept`."""
+    def _add(self, *made: tuple[Judged, Compared], kept: bool = True, word: str | None = None) -> None:
+        """Report answers, and store them at once if `kept`. Their outcome is `word`, by default the verdict."""
         if made and kept:
             with self.store.write() as session:
                 for row, compared in made:
                     comparisons.store(session, row.series.pk, compared)
-        self.outcome.compared += made
         for row, compared in made:
+            self.outcome.answered(row, compared, word or compared.verdict)
             self.report(row, compared)
 
 

@@ -86,7 +86,7 @@ def _measured(row: Judged, earlier: Iterable[Compared]) -> set[tuple[str, ...]]:
     assert row.point is not None
     line = LineSoftware(row.point.run.toolchain, [ab_software(row.point.environment.facts)])
     stored = [each for each in earlier if line.includes(each)]
-    return {_ends(each) for each in (of_one_toolchain(stored) if with_toolchain(row) else stored)}
+    return {ends_of(each) for each in (of_one_toolchain(stored) if with_toolchain(row) else stored)}
 
 
 def with_toolchain(row: Judged) -> bool:
@@ -94,7 +94,7 @@ def with_toolchain(row: Judged) -> bool:
     return row.transition is not None and row.transition.replaceable and not row.transition.machine
 
 
-def _ends(compared: Compared) -> tuple[str, ...]:
+def ends_of(compared: Compared) -> tuple[str, ...]:
     """Return a comparison's commits and toolchains, as `plan` names them."""
     return (compared.base, compared.head, *(compared.toolchains or ()))
 
@@ -156,7 +156,7 @@ class Cause:
         if self.alone or not self.differs or len(different) > 1:
             return None
         ((row, one),) = different
-        return next(pair for pair in self.pairs if pair.ends == _ends(one)), row
+        return next(pair for pair in self.pairs if pair.ends == ends_of(one)), row
 
     def answered(self, row: Judged, compared: Compared) -> None:
         """Note the answer about a suspect, or about another row with the cause."""

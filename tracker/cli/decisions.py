@@ -83,7 +83,7 @@ def reject(
 ) -> None:
     """Reject RUN, such as a night on a disturbed machine: no run is compared with it any more.
 
-    RUN is the start of a run's id. Its results stay in the database.
+    RUN is the start of a run's id, or `latest`. Its results stay in the database.
     """
     from groupbench.tracker.query.resolve import find_run
     from groupbench.tracker.store import decisions

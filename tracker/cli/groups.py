@@ -17,8 +17,6 @@ Commands = Mapping[str, tuple[str, str]]
 
 PACKAGE = __name__.rpartition(".")[0]
 
-VERBOSE = {"-v", "-vv", "--verbose"}
-
 
 class LazyGroup(click.Group):
     """A group of lazily imported commands.
@@ -98,21 +96,19 @@ class Program(LazyGroup):
         return super().parse_args(ctx, self._own_options_first(ctx, args))
 
     def _own_options_first(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Return `args` with --db, --config and their values in front. Raises UsageError if a value is missing."""
-        with_value = {
-            name for param in self.params if param.expose_value and not VERBOSE & {*param.opts} for name in param.opts
-        }
+        """Return `args` with the program's options in front. Raises UsageError if a value is missing."""
+        options = [param for param in self.params if isinstance(param, click.Option) and param.expose_value]
+        has_value = {name: not (param.is_flag or param.count) for param in options for name in param.opts}
+        has_value["-vv"] = False
         first: list[str] = []
         others: list[str] = []
         words = iter(args)
         for word in words:
             if word == "--":
                 others += [word, *words]
-            elif word in VERBOSE:
-                first.append(word)
-            elif word.partition("=")[0] not in with_value:
+            elif (name := word.partition("=")[0]) not in has_value:
                 others.append(word)
-            elif "=" in word:
+            elif "=" in word or not has_value[name]:
                 first.append(word)
             elif (value := next(words, None)) is not None:
                 first += [word, value]

@@ -28,6 +28,7 @@ RUNS = (
     *plain(("branch", "plan", "trigger")),
     Column("hardware", "hardware", ", ".join, wraps=True),
     Column("cells", "counts", lambda counts: ", ".join(f"{n} {status}" for status, n in counts.items())),
+    Column("rejected", "rejected", wraps=True),
     Column("subject", "subject", wraps=True),
 )
 COMMITS = (
@@ -67,7 +68,7 @@ def runs(
     limit: int = limit_option("Number of runs to list.", default=20),
     form: Format = output_formats,
 ) -> None:
-    """List the runs, newest first."""
+    """List the runs, newest first. One that a person rejected has the reason."""
     from groupbench.tracker.query import listing
 
     with reading(db) as session:
@@ -76,7 +77,8 @@ def runs(
     for row in rows:
         counts = {status: row["counts"][status] for status in STATUSES if status in row["counts"]}
         row["counts"] = [f"{n} {status}" for status, n in counts.items()] if form == "csv" else counts
-    write_table(RUNS, rows, form)
+    columns = [each for each in RUNS if each.key != "rejected" or form == "csv" or any(row["rejected"] for row in rows)]
+    write_table(columns, rows, form)
 
 
 @command()

@@ -26,7 +26,7 @@ Format = Literal["table", "json", "csv", "md"]
 WIDTH = 120
 """Columns of a terminal that rows with details are made for."""
 
-_DETAILS = 3
+_DETAILS = 4
 """Most lines of details below a row."""
 
 _SHORTENED_FROM = 36

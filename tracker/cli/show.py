@@ -69,8 +69,7 @@ def show(db: str, what: str = argument(metavar="ID"), form: Format = output_form
         if "." in what:
             _point(find_point(session, what), form)
         else:
-            newest = what in ("latest", "run:")
-            _run(session, find_run(session, None if newest else what.removeprefix("run:")), form)
+            _run(session, find_run(session, "latest" if what == "run:" else what.removeprefix("run:")), form)
 
 
 def _run(session: Session, run: RunRow, form: Format) -> None:

@@ -107,7 +107,7 @@ class Commit(_Struct, frozen=True):
     parents: tuple[Text, ...] = ()
     branch: Text | None = None
     dirty: bool = False  # the tree differed from the commit
-    time: Utc | None = None  # committer's time
+    time: Utc | None = None  # committer's time; microseconds order the commits of one second
     author: Text | None = None
     subject: Text | None = None
 

@@ -130,27 +130,39 @@ def _undecided(rows: Sequence[Judged]) -> str:
 
 MOST = 0.95
 """Share of the latencies whose limit the first line states besides the largest."""
+VAGUE = 0.2
+"""Relative change that an `ok` should exclude in each latency; the first line names those in which it may hide."""
 
 
 def no_change_above(rows: Sequence[Judged]) -> str:
-    """Return the excluded changes: the smallest change that would have been noticed in every latency."""
+    """Return the excluded changes: the smallest change that would have been noticed in every latency.
+
+    Latencies that vary too much for such a statement are counted apart, and the one that varies most is named.
+    """
     limits: dict[int, tuple[float, Judged]] = {}
     for row in rows:
         if row.judged_latency and row.what in (None, "latency") and row.evidence.reach is not None:
             limits[row.series.pk] = (_excluded(row, row.evidence.reach), row)
     judged, timed = latencies(rows)
     of = "" if judged == timed else f" in {judged:,} of {timed:,} latencies"
-    if not limits:
-        return f"no change found{of}"
     ordered = sorted(limits.values(), key=lambda each: each[0])
-    largest, row = ordered[-1]
-    text = f"no change above {_percent(largest)}{of}"
-    if len(ordered) == 1:
+    clear = [each for each in ordered if each[0] <= math.log1p(VAGUE)]
+    text = f"no change {'above ' + _percent(clear[-1][0]) if clear else 'found'}{of}"
+    if clear and len(ordered) > 1:
+        number = max(int(MOST * len(clear)), 1)
+        most, largest = clear[number - 1][0], clear[-1][0]
+        rest = f"; {number:,} of {len(clear):,} below {_percent(most)}" if most < largest / 1.2 else ""
+        text += f" ({_name(clear[-1][1])}{rest})"
+    if clear == ordered:
         return text
-    number = max(int(MOST * len(ordered)), 1)
-    most = ordered[number - 1][0]
-    rest = f"; {number:,} of {len(ordered):,} below {_percent(most)}" if most < largest / 1.2 else ""
-    return f"{text} ({row.series.backend} {row.series.shape}{rest})"
+    limit, row = ordered[-1]
+    vague = len(ordered) - len(clear)
+    vary = "1 latency varies" if vague == 1 else f"{vague:,} latencies vary"
+    return f"{text}, but {vary} too much to tell: a change below {_percent(limit)} may hide in {_name(row)}"
+
+
+def _name(row: Judged) -> str:
+    return f"{row.series.backend} {row.series.shape}"
 
 
 def _excluded(row: Judged, reach: float) -> float:

@@ -159,8 +159,9 @@ class Judged:
         """The levels and the change to show; the latency's for a row without a metric.
 
         The level now is the earlier level times the effect, so that the numbers agree: the newest result alone may
-        deviate in the other direction. If nothing changed, it is that result. The stored effect of a row about accuracy
-        is that of the latency, so its change is that of the two errors.
+        deviate in the other direction. If nothing changed, it is that result. A change has no level now without a
+        correct result. The stored effect of a row about accuracy is that of the latency, so its change is that of the
+        two errors.
         """
         metric, effect, point = self.metric or LATENCY, self.effect, self.point
         now = None if point is None else point.value(metric)
@@ -169,7 +170,8 @@ class Judged:
             return Shown(metric, before, now, now / before - 1 if before and now is not None else None)
         before = effect.before_ms if metric is LATENCY else effect.before
         if before is not None and effect.change is not None:
-            now = before * (1 + effect.change)
+            is_right = now is not None and point is not None and point.status == "ok"
+            now = before * (1 + effect.change) if is_right else None
         timing = None if point is None else point.timing
         return Shown(metric, before, now, effect.change, effect.low, effect.high, timing)
 

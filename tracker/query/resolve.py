@@ -35,8 +35,8 @@ def _line_by_git(session: Session, run: RunRow) -> CommitLine:
 
 
 def find_run(session: Session, text: str | None = None) -> RunRow:
-    """Return the run whose id starts with `text`, or `latest_run` without a text. Raises QueryError."""
-    if text is None:
+    """Return the run whose id starts with `text`; without one, or for `latest`, `latest_run`. Raises QueryError."""
+    if text is None or text == "latest":
         run = latest_run(session)
         if run is None:
             raise QueryError("the database has no runs; `groupbench ingest FILE` stores one")

@@ -32,12 +32,13 @@ class RunRow(FlatRow):
     trigger: str
     plan: str | None
     committed: datetime | None = None  # committer's time
+    rejected: str | None = None  # why a person rejected it
 
     COLUMNS: ClassVar[Mapping[str, str]] = {
         "run": "id",
         **of_row("started"),
         "commit": "commit_text",
-        **of_row("branch", "subject", "trigger", "plan"),
+        **of_row("branch", "subject", "trigger", "plan", "rejected"),
     }
 
     @property
@@ -120,7 +121,7 @@ class RunSummary(FlatRow):
         "commit": "run.commit_text",
         **of_part("run", ("branch", "plan", "trigger")),
         **of_row("hardware", "counts"),
-        **of_part("run", ("subject",)),
+        **of_part("run", ("rejected", "subject")),
     }
 
 

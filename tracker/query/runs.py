@@ -12,6 +12,7 @@ from sqlalchemy.orm import Session
 from groupbench.tracker.facts.record import UNKNOWN_COMMIT
 from groupbench.tracker.query.rows import RunRow, RunSummary
 from groupbench.tracker.store.chunks import chunks
+from groupbench.tracker.store.decisions import rejections
 from groupbench.tracker.store.schema import Commit, Point, Run, Series
 
 _RUN_FIELDS = [field.name for field in fields(RunRow)]
@@ -26,7 +27,9 @@ def run_select() -> Select[Any]:
         Commit.subject,
         Commit.time.label("committed"),
     )
-    return select(*columns, *of_commit).join(Commit)
+    why = rejections()
+    selected = select(*columns, *of_commit, why.c.reason.label("rejected"))
+    return selected.join(Commit).outerjoin(why, why.c.run_id == Run.id)
 
 
 def run_row(row: Row[Any]) -> RunRow:

@@ -34,6 +34,7 @@ from groupbench.tracker.store.schema import (
     TIMED_POINT,
     Alert,
     Commit,
+    Decision,
     Incident,
     Point,
     Run,
@@ -269,19 +270,20 @@ def version_of_points(session: Session, run: int) -> tuple[int, int | None]:
 
 
 def version_of_runs(session: Session) -> tuple[Any, ...]:
-    """Return a value to detect every stored, changed or removed run or commit.
+    """Return a value to detect every stored, changed or removed run, commit or decision.
 
     Reads the rows' checksums, since `ingest` completes commit facts without a new row.
     """
-    runs, commits = (
+    runs, commits, decisions = (
         select(
             func.count().label("number"),
             func.max(table.id).label("newest"),
             func.sum(table.checksum % _CHECKSUM_PART).label("sum"),
         ).subquery()
-        for table in (Run, Commit)
+        for table in (Run, Commit, Decision)
     )
-    return tuple(session.execute(select(runs, commits).join_from(runs, commits, true())).one())
+    joined = runs.join(commits, true()).join(decisions, true())
+    return tuple(session.execute(select(runs, commits, decisions).select_from(joined)).one())
 
 
 def find_runs(

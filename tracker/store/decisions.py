@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Literal
 
-from sqlalchemy import select
+from sqlalchemy import Subquery, func, select
 from sqlalchemy.orm import Session
 
 from groupbench.tracker.store.schema import Decision
@@ -72,10 +72,18 @@ def in_force(session: Session, at: datetime) -> Decisions:
     )
 
 
+_REJECTED = (Decision.kind == "rejected", Decision.ended.is_(None))
+
+
 def rejected(session: Session) -> set[int]:
     """Return the keys of the rejected runs."""
-    query = select(Decision.run_id).where(Decision.kind == "rejected", Decision.ended.is_(None))
-    return {key for key in session.scalars(query) if key is not None}
+    return {key for key in session.scalars(select(Decision.run_id).where(*_REJECTED)) if key is not None}
+
+
+def rejections() -> Subquery:
+    """Return a table with the rejected runs: the run's key and the reason."""
+    reason = func.coalesce(func.max(func.nullif(Decision.reason, "")), "rejected").label("reason")
+    return select(Decision.run_id, reason).where(*_REJECTED).group_by(Decision.run_id).subquery()
 
 
 def decide(

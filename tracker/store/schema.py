@@ -158,7 +158,9 @@ class Commit(Base, kw_only=True):
     hash: Mapped[str] = mapped_column(unique=True, doc="full hash")
     parents: Mapped[list[Any] | None] = mapped_column(default=None, doc="hashes of the parents, the mainline's first")
     branch: Mapped[str | None] = mapped_column(default=None, doc="branch on which it was first measured")
-    time: Mapped[datetime | None] = mapped_column(default=None, doc="committer's time")
+    time: Mapped[datetime | None] = mapped_column(
+        default=None, doc="committer's time, with microseconds that order the commits of one second"
+    )
     author: Mapped[str | None] = mapped_column(default=None, doc="author")
     subject: Mapped[str | None] = mapped_column(default=None, doc="first line of the message")
     checksum: Mapped[int | None] = _checksum()

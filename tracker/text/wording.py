@@ -14,8 +14,8 @@ FACTOR_FROM = 10
 
 
 def printable(text: str) -> str:
-    """Return a text on one line without control characters, so that it cannot control a terminal."""
-    flat = " ".join(text.split())
+    """Return a text on one line without control characters, so that it cannot control a terminal. An indent is kept."""
+    flat = " " * (len(text) - len(text.lstrip(" "))) + " ".join(text.split())
     if flat.isprintable():  # most are, and this is ten times faster
         return flat
     return _without_controls(flat)

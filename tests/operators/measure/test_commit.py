@@ -47,7 +47,8 @@ def test_head(git: Git, tmp_path: Path) -> None:
     assert commit.branch == "main"
     assert commit.author == "Ada"
     assert commit.subject == 'Second: it\'s "quoted"'
-    assert commit.time == datetime(2026, 1, 2, 1, 4, 5, tzinfo=UTC)
+    assert commit.time is not None
+    assert commit.time.replace(microsecond=0) == datetime(2026, 1, 2, 1, 4, 5, tzinfo=UTC)
     assert not commit.dirty
     (tmp_path / "inner").mkdir()
     assert find_commit(None, tmp_path / "inner") == commit
@@ -58,6 +59,26 @@ def test_the_first_commit_has_no_parents(git: Git, tmp_path: Path) -> None:
     commit = find_commit(None, tmp_path)
     assert commit.parents == ()
     assert commit.branch is None  # detached
+
+
+def test_commits_of_one_second_have_times_in_their_order(git: Git, tmp_path: Path) -> None:
+    git("checkout", "-q", "-b", "side", "HEAD~1")
+    for number in range(3):
+        git("commit", "-q", "--allow-empty", "-m", f"Side {number}")
+    git("merge", "-q", "-m", "Merge", "-s", "ours", "main")
+    git("commit", "-q", "--allow-empty", "-m", "Last")
+    line = git("rev-list", "--first-parent", "--reverse", "HEAD").split()
+    times = [find_commit(hash_, tmp_path).time for hash_ in line]
+    assert times == sorted(set(filter(None, times)))
+    assert {time.replace(microsecond=0) for time in times if time} == {datetime(2026, 1, 2, 1, 4, 5, tzinfo=UTC)}
+
+
+def test_a_commit_of_a_second_of_its_own_has_its_time(
+    git: Git, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GIT_COMMITTER_DATE", "2026-01-02T03:04:06+02:00")
+    git("commit", "-q", "--allow-empty", "-m", "Later")
+    assert find_commit(None, tmp_path).time == datetime(2026, 1, 2, 1, 4, 6, tzinfo=UTC)
 
 
 def test_a_merge_has_two_parents(git: Git, tmp_path: Path) -> None:

@@ -34,12 +34,12 @@ def test_a_party_is_a_set_of_plugins_in_a_repository(monkeypatch: pytest.MonkeyP
     assert folders.of_party(["/tmp/tree-2/a.py"]) == there
 
 
-def test_the_cache_of_a_party_that_is_not_measured_any_more_is_removed() -> None:
-    old, new = folders.of_party(["old"]), folders.of_party(["new"])
+def test_the_cache_of_a_party_that_is_not_measured_any_more_is_removed(home: Path) -> None:
+    old = home / "groupbench" / "compiled" / "0123456789abcdef"
+    old.mkdir(parents=True)
     os.utime(old, (0, 0))
-    folders._all_parties.cache_clear()
-    assert folders.of_party(["new"]) == new
-    assert not old.exists()
+    new = folders.of_party(["new"])
+    assert [new] == list(old.parent.iterdir())
 
 
 def test_without_a_home_compiled_code_is_kept_as_long_as_the_command(home: Path) -> None:

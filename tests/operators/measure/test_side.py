@@ -18,6 +18,7 @@ from unittest.mock import Mock
 import pytest
 
 from groupbench.operators.measure import side, witness
+from groupbench.operators.measure.selection import DYNAMO
 from groupbench.operators.measure.side import held_to
 from groupbench.operators.measure.wire import Burst, Failure
 from groupbench.operators.measure.witness import Implausible
@@ -73,6 +74,7 @@ def test_a_cell_is_prepared_placed_and_timed(ask: Ask) -> None:
         assert ask("reload", seed=seed, samples=samples) == {"value": "reloaded"}
         burst = ask("burst")["value"]
         assert len(burst) == samples and all(ms > 0 for ms in burst)
+    assert ask("amounts") == {"value": [2 * 128 * 128 * 128, 4 * (128 * 128 + 2 * 128 * 128 + 128 * 128)]}
     assert "value" in ask("unload")
 
 
@@ -326,6 +328,21 @@ def counted(n):
 def mine(n):
     return torch.arange(n, dtype=torch.float32)
 """
+
+
+def test_dynamo_is_not_imported_before_the_bytes_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes seconds, which a wrong result need not wait for."""
+    (tmp_path / "plugin.py").write_text(STILL)
+    cell = {"operator": "still", "backend": "mine", "shape": "N=4", "plugins": [str(tmp_path / "plugin.py")]}
+    monkeypatch.setattr(side, "call", lambda function, *arguments: function(*arguments))
+    monkeypatch.setattr(side, "preload", preload := Mock())
+    monkeypatch.setattr(side.AbServer, "_started", Mock(side_effect=RuntimeError("the first process")))
+    ab = side.AbServer()
+    with pytest.raises(RuntimeError, match="the first process"):
+        ab.prepare(CELL | cell, 1.0)
+    preload.assert_called_once_with()
+    assert ab.amounts() == [0, 16]
+    preload.assert_called_with(DYNAMO)
 
 
 def test_inputs_that_cannot_change_are_named(ask: Ask, tmp_path: Path) -> None:

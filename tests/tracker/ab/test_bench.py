@@ -65,6 +65,8 @@ class Played:
             return msgspec.convert(facts | play.get("prepared", {}), kind)
         if self._verb in ("unchecked", "cells"):
             return play.get(self._verb, [])
+        if self._verb == "amounts":
+            return play.get("amounts", (0, 0))
         return play["ms"]() if self._verb == "burst" else None
 
     def ask(self, kind: Any, verb: str, wait_s: float = 0.0, **arguments: Any) -> Any:
@@ -120,6 +122,19 @@ def test_unlike_sides_are_different(compare: Compare, factor: float, word: str) 
     printed = json.loads(msgspec.json.encode(ab_result.as_json(result)))
     numbers = ("effect", "low", "high", "change", "change_low", "change_high")
     assert all(isinstance(printed[name], float) for name in numbers)
+
+
+def test_a_latency_that_the_device_does_not_allow_is_refused_after_it_is_measured(compare: Compare) -> None:
+    cpu = {"prepared": {"timing": "cpu"}}
+    result = compare(cpu, cpu | {"amounts": (10**15, 0)})
+    assert (result.verdict, result.failed_side, result.failed_status) == ("failed", "head", "wrong")
+    assert "arithmetic at this processor's peak" in str(result.message) and result.blocks > 0
+
+
+def test_no_amounts_are_counted_for_a_result_that_is_not_timed(compare: Compare) -> None:
+    wrong = {"prepared": {"problem": "wrong"}}
+    assert compare({}, wrong, times_right_alone=True).blocks == 0
+    assert "amounts" not in [verb for _, verb in Played.requests]
 
 
 def loaded(source: str | None = "1", numpy: str = "2.4.0") -> Any:

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from nights import Cli, Stored, commit, first_line, members, quiet, rows, suspect, wobble
 from planned_ab import FakeBench
 
-from groupbench.tracker.ab.confirm import Measuring, confirm
+from groupbench.tracker.ab.confirm import LEFT_OUT, Measuring, confirm
 from groupbench.tracker.ab.result import AbCell
 from groupbench.tracker.ab.suspects import MOST_AB
 from groupbench.tracker.facts.loaded import loaded_of
@@ -109,7 +109,7 @@ def test_what_was_tried_is_not_tried_again_unless_asked(cli: Cli, slow: FakeBenc
     assert cli("confirm").exit_code == 3
     again = cli("confirm")
     assert (again.exit_code, len(slow.compared)) == (3, 1)
-    assert "1 earlier comparison gave no decision; repeat them with --again" in again.stdout
+    assert again.stdout == "CONFIRM 1 left undecided by an earlier comparison; repeat them with --again\n"
     slow.plan("different", 0.05)
     assert cli("confirm", "--again").exit_code == 0
     assert cli("gate").exit_code == 1
@@ -233,8 +233,9 @@ def test_a_spent_budget_is_reported(stored: Stored, make: Any, bench: FakeBench,
         bench.plan("same", 0.0, backend=f"b{number}")
     with open_store(db, create=False) as store:
         done = confirm(store, Measuring(Path()), budget_s=120, clock=lambda: bench.now)
-        assert [row.series.backend for row in done.left_out] == ["b3"]
-        assert "1 left out because the budget is spent" in done.text and not done.decided
+        assert [one.row.series.backend for one in done.outcomes.values() if one.word == LEFT_OUT] == ["b3"]
+        last = "CONFIRM 3 same, 1 left out because the budget is spent; run `groupbench confirm` to continue"
+        assert done.text == last and not done.decided
         assert [round(budget) for *_, budget in bench.compared] == [60, 60, 20]
         assert confirm(store, Measuring(Path()), budget_s=120, clock=lambda: bench.now).decided
 
@@ -314,9 +315,36 @@ def test_a_lone_difference_is_repeated_whatever_pair_or_code_the_others_have(
     bench.plan("different", 0.18)
     bench.then = lambda: bench.plan("same", 0.0)
     last = cli("confirm").stdout.splitlines()[-1]
-    assert last == "CONFIRM 1 different, 2 same"  # the same files ran in all nights of the third series
+    assert last == "CONFIRM 2 same"  # the same files ran in all nights of the third series
     first, second, third = (compared[:3] for compared in bench.compared)
     assert first == third and {first[0], second[0]} == {commit(4), commit(5)}
+
+
+@pytest.mark.parametrize(
+    ("second", "last", "code"),
+    [
+        ("same", "2 same", 0),
+        ("different", "1 different, 1 same", 0),
+        ("unknown", "1 different, 1 same", 0),
+        ("failed", "1 different, but failed when repeated, 1 same", 3),
+    ],
+)
+def test_each_suspect_counts_once_however_often_it_is_measured(
+    cli: Cli, stored: Stored, make: Any, bench: FakeBench, second: str, last: str, code: int
+) -> None:
+    for number in range(2):
+        stored(suspect(make, ms=1.2, shape=f"M=1,N={number + 1}"))
+    bench.plan("different", 0.18)
+
+    def then() -> None:  # the second suspect, and after it the repeated first one
+        bench.plan(second if len(bench.compared) > 1 else "same", 0.18)
+        bench.then = then
+
+    bench.then = then
+    done = cli("confirm")
+    assert len(bench.compared) == 3
+    assert (done.exit_code, done.stdout.splitlines()[-1]) == (code, f"CONFIRM {last}")
+    assert cli("gate").exit_code == (0 if second == "same" else 1)
 
 
 def test_one_ab_shows_that_the_machine_did_not_move_all_cells(

@@ -15,6 +15,7 @@ from click.testing import CliRunner
 
 from groupbench.tracker.cli import GROUPS, SECTIONS, main
 from groupbench.tracker.cli.groups import Program
+from groupbench.tracker.tools.lease import WAITING
 
 COMMANDS = [name for entries in SECTIONS.values() for name in entries]
 EVERY = dict(commands(main))
@@ -114,6 +115,16 @@ def test_verbosity_may_follow_the_command(cli: Cli, stored: Any, make: Any, monk
     for args in (["gate"], ["-v", "gate"], ["list", "runs", "-vv"], ["list", "runs", "--verbose"]):
         cli(*args)
     assert given == [0, 1, 2, 1]
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_an_urgent_command_has_its_flag_anywhere(place: int, cli: Cli, stored: Any, make: Any) -> None:
+    stored([make()])
+    words = ["list", "runs"]
+    done = cli(*words[:place], "--urgent", *words[place:])
+    assert (done.exit_code, WAITING.urgent) == (0, True), done.output
+    cli(*words)
+    assert not WAITING.urgent
 
 
 def test_an_empty_name_of_a_database(cli: Cli) -> None:

@@ -94,11 +94,25 @@ def test_no_run_is_compared_with_a_rejected_one(stored: Any, make: Any, cli: Cli
     assert cli("gate").exit_code == 1
     for run in ("run-005", "run-006", "run-007"):
         assert f"rejected: run {run}" in cli("db", "reject", run, "--reason", "another job").stdout
+        assert "another job" in cli("show", run).stdout
     again = cli("gate")
     assert again.exit_code == 0
     stored([make(8)])
     assert "ok" in cli("gate").stdout
     assert "counts again" in cli("db", "reject", "run-007", "--undo", "--reason", "a mistake").stdout
+    marked = {row["run"]: row["rejected"] for row in json.loads(cli("list", "runs", "--format=json").stdout)}
+    assert [run for run, why in marked.items() if why == "another job"] == ["run-006", "run-005"]
+    for form in ("table", "md", "csv"):
+        assert cli("list", "runs", f"--format={form}").stdout.count("another job") == 2
+
+
+def test_the_latest_run_is_rejected_by_that_word(slower: None, cli: Cli) -> None:
+    for run in ("run-007", "run-006"):
+        assert f"rejected: run {run}" in cli("db", "reject", "latest", "--reason", "another job").stdout
+
+
+def test_a_list_without_rejected_runs_has_no_column_for_them(slower: None, cli: Cli) -> None:
+    assert "rejected" not in cli("list", "runs").stdout
 
 
 def test_a_renamed_backend_continues_its_history(slower: None, cli: Cli, stored: Any, make: Any, db: Any) -> None:
@@ -187,8 +201,8 @@ def test_a_number_explains_its_series_alone(stored: Any, make: Any, cli: Cli) ->
     stored([make(n, backend=name, shape="M=1,N=2") for n in range(2) for name in "ab"])
     assert cli("gate", "--why", "1").stdout.count(" M=1,N=2") == 1
     why = cli("gate", "--why", "M=1,N=2").stdout
-    assert why.count(" M=1,N=2") == 2 and "\nchanges of less than 0.3 % do not count\n" in why
-    assert f"\nrule {len(RULES)} of {len(RULES)}, the first that applies, unchanged: none of these\n" in why
+    assert why.count(" M=1,N=2") == 2 and "\n  changes of less than 0.3 % do not count\n" in why
+    assert f"\n  rule {len(RULES)} of {len(RULES)}, the first that applies, unchanged: none of these\n" in why
 
 
 @pytest.mark.parametrize(

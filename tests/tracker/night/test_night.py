@@ -19,7 +19,7 @@ import pytest
 from click.testing import CliRunner
 from repositories import git
 
-from groupbench.tracker.ab.confirm import Confirmed, Measuring
+from groupbench.tracker.ab.confirm import Confirmed, Measuring, Outcome
 from groupbench.tracker.ab.toolchains import interpreter_of
 from groupbench.tracker.cli import main
 from groupbench.tracker.facts.errors import TrackerError
@@ -415,7 +415,7 @@ def test_only_confirm_by_itself_names_the_gate_as_the_next_step(
     tritonbench: Tritonbench, make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     same: Any = SimpleNamespace(verdict="same", decided=True)
-    confirmed = Confirmed(compared=[(same, same)])
+    confirmed = Confirmed({(1, ()): Outcome(same, "same", same)})
     monkeypatch.setattr("groupbench.tracker.ab.confirm.confirm", lambda *args, **more: confirmed)
     tritonbench.records = [[make(1)]]
     hint = "run `groupbench gate`"

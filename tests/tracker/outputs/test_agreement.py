@@ -31,7 +31,8 @@ from .test_outputs import judged, run_row
 def row_of(effect: Effect, what: str = "latency", newest_ms: float = 1.0) -> Judged:
     row = judged(1, "improved" if (effect.change or 0) < 0 else "regressed", "", effect=effect, what=what)
     assert row.point is not None
-    return replace(row, point=replace(row.point, median_ms=newest_ms, rms=1e-3))
+    metrics = {"spills": 40.0, "kernels": 5.0}
+    return replace(row, point=replace(row.point, median_ms=newest_ms, rms=1e-3, metrics=metrics))
 
 
 effects = st.builds(
@@ -125,6 +126,19 @@ def test_the_outputs_show_the_same_levels(what: str, effect: Effect, texts: list
         assert "interval" not in junit._details(row)
     else:
         assert f"{what} {texts[1]} → {texts[2]}" in junit.message(row)
+
+
+@pytest.mark.parametrize("newest_ms", [None, 7.0])
+def test_a_run_without_a_correct_result_shows_no_level(newest_ms: float | None) -> None:
+    """Its row may be about an earlier change, whose level was not measured again."""
+    row = row_of(Effect(1.0, change=0.03))
+    assert row.point is not None
+    row = replace(row, point=replace(row.point, status="wrong", median_ms=newest_ms))
+    assert terminal.cells(row)["now"] == ""
+    page = summary.render(GateResult(Gate(run_row(), (row,), 1, "")))  # type: ignore[arg-type]
+    for text in (page, *map(str, changed([row], Addresses({}, None)).rows)):  # type: ignore[arg-type]
+        assert "1.030 ms" not in text and "7.000 ms" not in text
+    assert _changed(row)["level_now"] is row.latency_now is None
 
 
 def test_a_large_change_is_a_factor_everywhere() -> None:

@@ -224,6 +224,26 @@ def test_the_line_of_commits_is_read_again_when_a_run_or_a_commit_changes(
     assert after[0] not in runs()
 
 
+def test_a_rejected_run_is_marked_and_leaves_the_line(nights: Any, serve: Client, cli: Any) -> None:
+    client = serve()
+    served = client.app.state.site  # type: ignore[attr-defined]
+
+    def runs() -> int:
+        with served.database.read() as session:
+            return len(served.every_line(session).runs)
+
+    before = runs()
+    run = client.get("/runs.json").json()["runs"][0]["run"]
+    cli("db", "reject", run, "--reason", "another job")
+    assert runs() == before - 1
+    assert client.get("/runs.json").json()["runs"][0]["rejected"] == "another job"
+    for page in ("/runs", f"/runs/{run}"):
+        assert "another job" in client.get(page).text
+    cli("db", "reject", run, "--undo", "--reason", "a mistake")
+    assert runs() == before
+    assert "another job" not in client.get(f"/runs/{run}").text
+
+
 def test_a_series_shows_new_facts_of_a_stored_run(nights: Any, serve: Client) -> None:
     client = serve()
     newest = client.get("/series/1.json").json()["points"][0]

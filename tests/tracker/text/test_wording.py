@@ -22,6 +22,7 @@ from groupbench.tracker.text.wording import (
     counted,
     milliseconds,
     no_such,
+    printable,
     signed_change,
     signed_ends,
     signed_percent,
@@ -121,6 +122,14 @@ def test_a_formula_becomes_text(text: str) -> None:
 @pytest.mark.parametrize("value", [-1.5, 0, None, True, "triton", "a=b", "", "1-2"])
 def test_anything_else_stays(value: Any) -> None:
     assert formula_safe(value) is value
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [("  a\n b\t c ", "  a b c"), ("a", "a"), ("", ""), ("\n  a\x1b[31m", "a\ufffd[31m")],
+)
+def test_a_line_keeps_its_indent(text: str, line: str) -> None:
+    assert printable(text) == line
 
 
 @given(st.text())
