@@ -359,6 +359,27 @@ def test_every_config_gives_the_same_bits(rows, N, K, text, recipe):
             assert torch.equal(out.nan_to_num(7), first.nan_to_num(7)), config
 
 
+@NO_HOPPER
+@pytest.mark.parametrize("recipe", ["a16", "rows", "blocks"])
+@pytest.mark.parametrize("text", ["mxfp4", "int4(32)", "int4(128,zp)"])
+def test_every_default_gives_the_same_bits(text, recipe):
+    rows, N, K = (300, 0, 33, 150, 61), 200, 2880
+    w, fp8_values = weights_of(text, len(rows), N, K), recipe != "a16"
+    a, scale = activations(sum(rows) + 3, K, recipe)
+    offs = torch.tensor(rows, device=DEVICE).cumsum(0).int()
+    expected = formats.grouped_gemm_w4_reference(a, scale, w, offs, None)
+    b, first, device = layout.lay_out(w, fp8_values), None, device_of(DEVICE)
+    several = (hopper_config.FEW_ROWS_FP8, hopper_config.MANY_ROWS_FP8)
+    if not fp8_values:
+        several = (hopper_config.FEW_ROWS, hopper_config.MANY_ROWS)
+    for config in (each for configs in several for each in configs):
+        for legal in hopper_config._legal(config, b, recipe == "blocks", device):
+            out = hopper.bind_hopper(a, scale, b, offs, None, legal)(a, scale, offs)
+            check_product(out, expected, 4e-3 if recipe == "a16" else 8e-3)
+            first = out if first is None else first
+            assert torch.equal(out.nan_to_num(7), first.nan_to_num(7)), legal
+
+
 # --- experts ----------------------------------------------------------------------------------------------------------
 
 
