@@ -172,8 +172,10 @@ def default_config(M: int, w: Blocks, scaled_by_block: bool, device: Device) -> 
     if fits(mean, 32):
         of_rows = FEW_ROWS_FP8 if w.fp8 else FEW_ROWS
         many = of_rows[:1] if fits(mean, 16) else of_rows[1:]
-    legal = [each for config in many for each in _legal(config, w, scaled_by_block, device)]
-    return min(legal, key=lambda config: predicted_us(config, M, w, scaled_by_block, device), default=many[0])
+    for configs in (many, candidates(mean)):  # with many groups, a few stages take too much memory
+        if legal := [each for config in configs for each in _legal(config, w, scaled_by_block, device)]:
+            return min(legal, key=lambda config: predicted_us(config, M, w, scaled_by_block, device))
+    return many[0]
 
 
 def config_key(M: int, w: Blocks | Weights, fp8: bool) -> str:

@@ -12,6 +12,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 from grouped import DEVICE, HOPPER, NO_HOPPER
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor
 
 from groupbench.kernels.device import KNOWN, device_of
@@ -327,13 +329,16 @@ def test_a_tile_holds_the_rows_of_an_expert(fp8_values, mean_rows):
     assert mean_rows <= default_config(64 * mean_rows, b, False, H200).rows <= max(2.5 * mean_rows, 32)
 
 
-@pytest.mark.parametrize("mean_rows", [2, 20, 26, 40, 48, 150, 512])
-def test_every_default_and_some_candidates_are_legal(mean_rows):
-    for text, of_fp8 in (("mxfp4", False), ("mxfp4", True), ("int4(32)", True), ("int4(128,zp)", False)):
-        for K in (2880, 7168):
-            b = layout.lay_out(weights_of(text, 1, 8, K), of_fp8)
-            assert illegal(default_config(mean_rows, b, False, H100), b, False, H100) is None
-            assert any(illegal(config, b, False, H100) is None for config in hopper_config.candidates(mean_rows))
+@given(
+    G=st.integers(1, 1024),
+    mean_rows=st.sampled_from([1, 2, 20, 26, 40, 48, 150, 512]),
+    K=st.sampled_from([32, 2880, 7168]),
+    fmt=st.sampled_from(FORMATS),
+    recipe=st.sampled_from(["a16", "rows", "blocks"]),
+)
+def test_every_default_is_legal(G, mean_rows, K, fmt, recipe):
+    b = sized(G, 4096, K, fmt, recipe != "a16")
+    assert illegal(default_config(G * mean_rows, b, recipe == "blocks", H100), b, recipe == "blocks", H100) is None
 
 
 @NO_HOPPER
