@@ -214,7 +214,7 @@ def _settle(writer: _Writer, gate: Gate) -> tuple[set[int], set[int]]:
     fixed, lapsed = set(), set()
     for member in gate.alerts:
         key = member.incident.pk
-        if member.state not in OPEN or member.pk in gate.elsewhere:
+        if member.state not in OPEN:
             continue
         row = rows.get((member.series.pk, member.machine or "")) if member.run != gate.run else None
         if row is not None and member.pk not in seen and _is_back(member, row, gate.lapsed):

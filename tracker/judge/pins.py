@@ -9,10 +9,10 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import Any
+from typing import ClassVar
 
 import numpy as np
 from sqlalchemy import select
@@ -35,6 +35,7 @@ from groupbench.tracker.query.points import environment_rows
 from groupbench.tracker.query.resolve import resolve_commit
 from groupbench.tracker.query.rows import EnvironmentRow, PointRow, RunRow, named_difference
 from groupbench.tracker.query.runs import run_rows
+from groupbench.tracker.query.tables import FlatRow, of_row
 from groupbench.tracker.stats.thresholds import POOL_FLOOR, step_scatter
 from groupbench.tracker.store import comparisons
 from groupbench.tracker.store.chunks import chunks
@@ -54,7 +55,7 @@ _MOVES = re.compile(r"[~^:]|@\{|^(@|\w*HEAD|latest|previous)$", re.ASCII)
 
 
 @dataclass(frozen=True)
-class PinRow:
+class PinRow(FlatRow):
     """A pinned commit with a limit."""
 
     pk: int
@@ -65,23 +66,14 @@ class PinRow:
     who: str
     ended: datetime | None = None
 
-    @classmethod
-    def columns(cls) -> tuple[str, ...]:
-        return ("name", "commit", "max_slowdown", "created", "who", "ended")
-
-    def flat(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in self.columns()}
+    COLUMNS: ClassVar[Mapping[str, str]] = of_row("name", "commit", "max_slowdown", "created", "who", "ended")
 
 
 def find(session: Session, *, ended: bool = False) -> list[PinRow]:
     """Return the pins in force, oldest first; `ended` includes removed pins."""
-    statement = select(Pin).order_by(Pin.id)
-    if not ended:
-        statement = statement.where(Pin.ended.is_(None))
-    return [
-        PinRow(row.id, row.name, row.commit, row.max_slowdown, row.created, row.who, row.ended)
-        for row in session.scalars(statement)
-    ]
+    rows = session.scalars(select(Pin).order_by(Pin.id))
+    pins = [PinRow(row.id, **{name: getattr(row, name) for name in PinRow.columns()}) for row in rows]
+    return [each for each in pins if ended or each.ended is None]
 
 
 def pin(session: Session, commit: str, max_slowdown: float, name: str | None, who: str) -> PinRow:
@@ -121,21 +113,14 @@ def unpin(session: Session, name: str) -> PinRow:
 
 
 @dataclass(frozen=True)
-class _Level:
-    run: RunRow  # the newest
-    log: float
-    error: float  # standard error
-    n: int
-
-
-@dataclass(frozen=True)
 class _Result:
-    """A result at a pinned commit."""
+    """A result at a pinned commit, or the level of several."""
 
-    run: RunRow
+    run: RunRow  # the newest
     environment: EnvironmentRow
     log: float
-    error: float
+    error: float  # standard error
+    n: int = 1
 
 
 def _other_toolchain(results: Sequence[_Result], point: PointRow) -> str | None:
@@ -147,7 +132,7 @@ def _other_toolchain(results: Sequence[_Result], point: PointRow) -> str | None:
     return None
 
 
-def _level(results: Sequence[_Result], point: PointRow) -> _Level | None:
+def _level(results: Sequence[_Result], point: PointRow) -> _Result | None:
     """Return the level of the results in a point's environment and with its toolchain, or None without one."""
     alike = [
         each for each in results
@@ -157,7 +142,7 @@ def _level(results: Sequence[_Result], point: PointRow) -> _Level | None:
     if not alike:
         return None
     log, error = (float(np.median([getattr(each, name) for each in alike])) for name in ("log", "error"))
-    return _Level(alike[-1].run, log, error / math.sqrt(len(alike)), len(alike))
+    return replace(alike[-1], log=log, error=error / math.sqrt(len(alike)), n=len(alike))
 
 
 class PinRule:
@@ -168,11 +153,11 @@ class PinRule:
         self.pins = find(data.session)
         self.results = {each.pk: _results(data.session, each, data.points) for each in self.pins}
 
-    def cases(self, point: PointRow, row: Judged) -> list[Case]:
-        """Return a case for each pin whose limit a point's latency exceeds or may exceed. `row` is the latency's."""
+    def cases(self, point: PointRow) -> list[Case]:
+        """Return a case for each pin whose limit a point's latency exceeds or may exceed."""
         if not point.timed or point.series.operator == CANARY:
             return []
-        cases = (self._case(each, point, row) for each in self.pins)
+        cases = (self._case(each, point) for each in self.pins)
         return [each for each in cases if each is not None]
 
     def notes(self) -> tuple[str, ...]:
@@ -197,7 +182,7 @@ class PinRule:
             lines.append(line)
         return tuple(lines)
 
-    def _case(self, pinned: PinRow, point: PointRow, row: Judged) -> Case | None:
+    def _case(self, pinned: PinRow, point: PointRow) -> Case | None:
         """Return a case if a point is slower than one pin allows: by an A/B of the two, else by their levels."""
         before = _level(self.results[pinned.pk].get(point.series.pk, ()), point)
         if before is None or point.run.state.commit == pinned.commit:
@@ -216,15 +201,14 @@ class PinRule:
         if effect <= limit:
             return None
         base, run = before.run, self.data.run
-        judged = replace(
-            Judged(point.series, Verdict.OK, point, PIN, PIN, span=Span(base, run)),
-            note=f"{percent(effect)} since {pinned.name}; the limit is {percent(limit)}",
-            effect=Effect(math.exp(before.log), change=math.expm1(effect), low=math.expm1(low), high=math.expm1(high)),
-            compared=compared,
-        )  # fmt: skip
-        evidence = Evidence("pin", n=before.n, sigma=row.evidence.sigma, distance=effect, certain=low > limit)
+        note = f"{percent(effect)} since {pinned.name}; the limit is {percent(limit)}"
+        shown = Effect(math.exp(before.log), change=math.expm1(effect), low=math.expm1(low), high=math.expm1(high))
+        evidence = Evidence("pin", n=before.n, distance=effect, certain=low > limit)
         decides = not evidence.certain and compared is None and run.state.clean
-        return Case(evidence, replace(judged, ab_base=base) if decides else judged)
+        return Case(evidence, Judged(
+            point.series, Verdict.OK, point, PIN, PIN, note, shown, span=Span(base, run), compared=compared,
+            ab_base=base if decides else None,
+        ))  # fmt: skip
 
 
 def _on_newest_level(past: Past, point: PointRow, limit: float) -> int:
@@ -236,7 +220,7 @@ def _on_newest_level(past: Past, point: PointRow, limit: float) -> int:
 
 
 def _slowdown(
-    past: Past, number: int, before: _Level, point: PointRow, compared: Compared | None
+    past: Past, number: int, before: _Result, point: PointRow, compared: Compared | None
 ) -> tuple[float, float, float]:
     """Return (effect, low, high) since the pin, from the newest results or an A/B comparison."""
     if compared is not None and compared.verdict == DIFFERENT and compared.effect is not None:
