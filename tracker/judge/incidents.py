@@ -56,7 +56,6 @@ class Change:
         files: Changed files that the process loaded.
         commit: Named by a search.
         noise: Standard error of the effect.
-        incident: Key for the incident that has the change.
     """
 
     key: Hashable
@@ -70,7 +69,6 @@ class Change:
     files: frozenset[str] = field(default=frozenset())
     commit: str | None = None
     noise: float = NOISE
-    incident: int | None = None
     metric: str = "latency"
     exact: bool = False
     series: int | None = None
@@ -160,7 +158,7 @@ def _is_beside(group: Sequence[Change], late: Sequence[Change]) -> bool:
         touches = any(_start(change) == last or first == change.last for first, last in ends)
         if change.commit is not None or not (overlaps or (touches and not change.exact)):
             return False
-    files = _files(group), _files(late)
+    files = files_of(group), files_of(late)
     kernels = [{change.kernel for change in side} for side in (group, late)]
     return (bool(files[0] & files[1]) if all(files) else bool(kernels[0] & kernels[1])) and _alike(group, late)
 
@@ -201,14 +199,15 @@ def _by_file(changes: Sequence[Change], quiet: Sequence[frozenset[str]]) -> list
 
     def are_one(group: list[Change], part: Sequence[Change]) -> bool:
         parted = id(group[0]) in specific and id(part[0]) in specific
-        return not parted and bool(_files(group) & _files(part)) and _alike(group, part)
+        return not parted and bool(files_of(group) & files_of(part)) and _alike(group, part)
 
     groups = _joined(parts, are_one)
     unknown = _by_size((change for change in changes if not change.files), lambda each: each.kernel)
     return _joined([*groups, *unknown], lambda group, part: not part[0].files and _alike(group, part))
 
 
-def _files(changes: Sequence[Change]) -> frozenset[str]:
+def files_of(changes: Sequence[Change]) -> frozenset[str]:
+    """Return the changed files of all of some changes."""
     return frozenset[str]().union(*(change.files for change in changes))
 
 
