@@ -22,7 +22,6 @@ from groupbench.tracker.judge.headline import summary
 from groupbench.tracker.judge.members import named_in, number_of_commits
 from groupbench.tracker.judge.nights import previous_night, runs_of_night
 from groupbench.tracker.judge.parts import Case
-from groupbench.tracker.judge.pasts import authors
 from groupbench.tracker.judge.pins import PinRule
 from groupbench.tracker.judge.spans import Span
 from groupbench.tracker.judge.verdicts import Gate, Judged, exit_code
@@ -140,21 +139,15 @@ class _Part:
         rows = [row for point in self.data.points for row in self._rows(cases[point.pk])]
         noted = ((row, joined(_unknown(row), _unchecked(row))) for row in rows)
         rows = [replace(row, note=joined(row.note, caveat)) if caveat else row for row, caveat in noted]
-        author_of = authors(self.data.session, {row.span.head.commit for row in rows if row.span})
-        return [
-            replace(row, span=self._described(row, row.span, author_of.get(row.span.head.commit))) if row.span else row
-            for row in rows
-        ]
+        return [replace(row, span=self._described(row, row.span)) if row.span else row for row in rows]
 
-    def _described(self, row: Judged, span: Span, author: str | None) -> Span:
+    def _described(self, row: Judged, span: Span) -> Span:
         """Return a row's span with the facts about its commits."""
         data = self.data
         stored = data.named.get(row.series.pk, ())
         named = named_in(data.session, stored, span, row.what, row.change, data.line)
         counts = row.verdict.changed or row.verdict in (Verdict.WRONG, Verdict.UNDECIDED)
-        return replace(
-            span, head_author=author, named=named, number=number_of_commits(span, self.between) if counts else None
-        )
+        return replace(span, named=named, number=number_of_commits(span, self.between) if counts else None)
 
     def _cases(self, point: PointRow) -> list[Case]:
         """Return all cases for a point, the latency's first."""

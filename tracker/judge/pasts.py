@@ -26,7 +26,7 @@ from groupbench.tracker.query.points import environment_rows
 from groupbench.tracker.query.runs import code_of_runs, run_rows
 from groupbench.tracker.store import columns
 from groupbench.tracker.store.chunks import chunks
-from groupbench.tracker.store.schema import Commit, KernelSet, Point, Run
+from groupbench.tracker.store.schema import KernelSet, Point, Run
 
 _OK = STATUSES.index("ok")
 
@@ -337,15 +337,6 @@ def codes_of(session: Session, series: Iterable[int], run: int | None = None) ->
     query = query if run is None else query.where(Point.run_id == run)
     rows = (row for chunk in chunks(series) for row in session.execute(query.where(Point.series_id.in_(chunk))))
     return {(key, at): code or 0 for key, at, code in rows}
-
-
-def authors(session: Session, commits: Iterable[str]) -> dict[str, str | None]:
-    """Return the author of each commit, as far as stored."""
-    return {
-        hash_: author
-        for chunk in chunks(set(commits))
-        for hash_, author in session.execute(select(Commit.hash, Commit.author).where(Commit.hash.in_(chunk)))
-    }
 
 
 def coded(texts: Mapping[int, str]) -> NDArray[np.signedinteger[Any]]:

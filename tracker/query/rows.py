@@ -32,6 +32,7 @@ class RunRow(FlatRow):
     trigger: str
     plan: str | None
     committed: datetime | None = None  # committer's time
+    author: str | None = None
 
     COLUMNS: ClassVar[Mapping[str, str]] = {
         "run": "id",

@@ -25,6 +25,7 @@ def run_select() -> Select[Any]:
         Commit.branch,
         Commit.subject,
         Commit.time.label("committed"),
+        Commit.author,
     )
     return select(*columns, *of_commit).join(Commit)
 
