@@ -10,9 +10,9 @@ import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 from sqlalchemy import select
@@ -20,6 +20,7 @@ from sqlalchemy.orm import Session
 
 from groupbench.tracker.facts.environment import toolchain_differences
 from groupbench.tracker.facts.errors import QueryError
+from groupbench.tracker.facts.grouping import grouped
 from groupbench.tracker.facts.record import LONGEST_NAME
 from groupbench.tracker.facts.verdicts import Verdict
 from groupbench.tracker.judge.causes import some
@@ -31,16 +32,15 @@ from groupbench.tracker.judge.spans import Span
 from groupbench.tracker.judge.toolchain_lines import of_one_toolchain
 from groupbench.tracker.judge.verdicts import CANARY, PIN, Effect, Judged
 from groupbench.tracker.query import filters
-from groupbench.tracker.query.points import environment_rows
+from groupbench.tracker.query.points import by_series_and_time, points_where
 from groupbench.tracker.query.resolve import resolve_commit
-from groupbench.tracker.query.rows import EnvironmentRow, PointRow, RunRow, named_difference
-from groupbench.tracker.query.runs import run_rows
+from groupbench.tracker.query.rows import PointRow, RunRow, named_difference
 from groupbench.tracker.query.tables import FlatRow, of_row
 from groupbench.tracker.stats.thresholds import POOL_FLOOR, step_scatter
 from groupbench.tracker.store import comparisons
 from groupbench.tracker.store.chunks import chunks
 from groupbench.tracker.store.comparisons import DIFFERENT, SAME, Compared
-from groupbench.tracker.store.schema import OLDEST_FIRST, TIMED_POINT, Commit, Pin, Point, Run
+from groupbench.tracker.store.schema import TIMED_POINT, Commit, Pin, Point, Run
 from groupbench.tracker.text.wording import no_such
 from groupbench.tracker.tools import git
 
@@ -112,18 +112,14 @@ def unpin(session: Session, name: str) -> PinRow:
     raise QueryError(no_such("no pin", name, [each.name for each in find(session)]))
 
 
-@dataclass(frozen=True)
-class _Result:
-    """A result at a pinned commit, or the level of several."""
-
+class _Level(NamedTuple):
     run: RunRow  # the newest
-    environment: EnvironmentRow
     log: float
     error: float  # standard error
-    n: int = 1
+    n: int
 
 
-def _other_toolchain(results: Sequence[_Result], point: PointRow) -> str | None:
+def _other_toolchain(results: Sequence[PointRow], point: PointRow) -> str | None:
     """Return how the newest result on a point's machine differs from it in its toolchain, or None without one."""
     for newest in reversed(results):
         if newest.environment.machine == point.environment.machine:
@@ -132,7 +128,7 @@ def _other_toolchain(results: Sequence[_Result], point: PointRow) -> str | None:
     return None
 
 
-def _level(results: Sequence[_Result], point: PointRow) -> _Result | None:
+def _level(results: Sequence[PointRow], point: PointRow) -> _Level | None:
     """Return the level of the results in a point's environment and with its toolchain, or None without one."""
     alike = [
         each for each in results
@@ -141,8 +137,9 @@ def _level(results: Sequence[_Result], point: PointRow) -> _Result | None:
     ]  # fmt: skip
     if not alike:
         return None
-    log, error = (float(np.median([getattr(each, name) for each in alike])) for name in ("log", "error"))
-    return replace(alike[-1], log=log, error=error / math.sqrt(len(alike)), n=len(alike))
+    log = float(np.median([math.log(each.median_ms or math.nan) for each in alike]))
+    error = float(np.median([each.error or 0.0 for each in alike]))
+    return _Level(alike[-1].run, log, error / math.sqrt(len(alike)), len(alike))
 
 
 class PinRule:
@@ -220,7 +217,7 @@ def _on_newest_level(past: Past, point: PointRow, limit: float) -> int:
 
 
 def _slowdown(
-    past: Past, number: int, before: _Result, point: PointRow, compared: Compared | None
+    past: Past, number: int, before: _Level, point: PointRow, compared: Compared | None
 ) -> tuple[float, float, float]:
     """Return (effect, low, high) since the pin, from the newest results or an A/B comparison."""
     if compared is not None and compared.verdict == DIFFERENT and compared.effect is not None:
@@ -233,25 +230,13 @@ def _slowdown(
     return effect, effect - SIGMAS * error, effect + SIGMAS * error
 
 
-def _results(session: Session, pinned: PinRow, points: Sequence[PointRow]) -> dict[int, list[_Result]]:
+def _results(session: Session, pinned: PinRow, points: Sequence[PointRow]) -> dict[int, list[PointRow]]:
     """Return the latencies at a pinned commit by series, oldest first."""
-    statement = (
-        select(Point.series_id, Point.environment_id, Point.run_id, Point.median_ms, Point.error_ppm)
-        .join(Run, Point.run_id == Run.id)
-        .join(Commit, Run.commit_id == Commit.id)
-        .where(Commit.hash == pinned.commit, Run.dirty.is_(False), TIMED_POINT)
-        .order_by(*OLDEST_FIRST)
-    )
-    rows = [
-        row
-        for chunk in chunks(sorted({point.series.pk for point in points}))
-        for row in session.execute(statement.where(Point.series_id.in_(chunk))).all()
+    series = {point.series.pk: point.series for point in points}
+    at_commit = Commit.hash == pinned.commit, Run.dirty.is_(False), TIMED_POINT
+    results = [
+        each
+        for chunk in chunks(series)
+        for each in points_where(session, *at_commit, Point.series_id.in_(chunk), series=series)
     ]
-    runs = run_rows(session, {row.run_id for row in rows})
-    environments = environment_rows(session, {row.environment_id for row in rows})
-    results: dict[int, list[_Result]] = {}
-    for series, environment, run, ms, error in rows:
-        assert ms is not None
-        result = _Result(runs[run], environments[environment], math.log(ms), (error or 0) / 1e6)
-        results.setdefault(series, []).append(result)
-    return results
+    return grouped(by_series_and_time(results), lambda each: each.series.pk)
