@@ -198,7 +198,7 @@ def recent_step(options: Sizes, number: int) -> dict[str, Any]:
         seconds = time.perf_counter() - began
     assert len(recent.series) == options.series
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    return {"seconds": seconds, "points": len(recent.run), "memory": memory}
+    return {"seconds": seconds, "points": len(recent.columns["run"]), "memory": memory}
 
 
 PARTS = {

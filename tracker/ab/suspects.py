@@ -12,8 +12,8 @@ from sqlalchemy.orm import Session
 from groupbench.tracker.facts.environment import ab_software, software_identity, toolchain_differences
 from groupbench.tracker.facts.record import Environment
 from groupbench.tracker.judge.causes import some
-from groupbench.tracker.judge.incident_facts import Causes
-from groupbench.tracker.judge.incidents import fits, group
+from groupbench.tracker.judge.incident_facts import causes_of
+from groupbench.tracker.judge.incidents import fits
 from groupbench.tracker.judge.spans import Span
 from groupbench.tracker.judge.toolchain_lines import LineSoftware, of_one_toolchain
 from groupbench.tracker.judge.verdicts import Judged
@@ -213,9 +213,9 @@ def by_cause(
     causes = []
     for with_toolchains in (True, False):  # an A/B of toolchains is no evidence about the commits
         alike = [pair for pair in pairs if (pair.toolchains is not None) == with_toolchains]
-        facts = Causes(session, [*(row for pair in alike for row in pair.rows), *failing])
-        for changes in group(replace(each, surroundings="") for each in facts.changes()):  # an A/B excludes them
-            of_cause = {id(facts.rows[each.key]) for each in changes}
+        changed = [*(row for pair in alike for row in pair.rows), *failing]
+        for each in causes_of(session, changed, by_surroundings=False):  # an A/B excludes them
+            of_cause = {id(row) for row in each.rows}
             of_pairs = [
                 replace(pair, rows=rows) for pair in alike if (rows := tuple(r for r in pair.rows if id(r) in of_cause))
             ]

@@ -19,9 +19,8 @@ from groupbench.tracker.bisect import history as bisect_git
 from groupbench.tracker.bisect.log import Header, LogError, bench_of
 from groupbench.tracker.bisect.run import OutOfTime, Searched, run
 from groupbench.tracker.facts.errors import TrackerError
-from groupbench.tracker.judge.incident_facts import Causes
+from groupbench.tracker.judge.incident_facts import causes_of
 from groupbench.tracker.judge.incident_rows import FAILING
-from groupbench.tracker.judge.incidents import group
 from groupbench.tracker.judge.verdicts import Gate, Judged
 from groupbench.tracker.store import comparisons
 from groupbench.tracker.store.comparisons import NAMED, UNMEASURED, Compared
@@ -123,11 +122,10 @@ def due(session: Session, judged: Gate) -> list[tuple[Judged, list[Judged], bool
         for row in judged.rows
         if row.verdict.fails and row.span is not None and (row.alert is None or row.alert.incident.state in FAILING)
     ]
-    facts = Causes(session, failing)
+    unchanged = (row for row in judged.rows if not row.verdict.fails)
     tried = comparisons.named_of_series(session, {row.series.pk for row in failing})
     causes = []
-    for changes in group(facts.changes(), facts.unchanged(row for row in judged.rows if not row.verdict.fails)):
-        of_cause = [facts.rows[each.key] for each in changes]
+    for of_cause, _ in causes_of(session, failing, unchanged):
         searches = [(row, one) for row in of_cause for one in tried.get(row.series.pk, []) if _is_about(row, one)]
         answered = any(row.span and row.span.named for row in of_cause)
         answered |= any(UNMEASURED not in one.details for _, one in searches)

@@ -58,11 +58,8 @@ class Cases:
             spans += [self._span(one)] if one.walked.nights or self._score(one) is not None else []
             yield from ((one.point.series.pk, end.pk) for span in spans for end in span.ends)
 
-    def unmoved(self, point: PointRow) -> Case | None:
-        """Return the single case if nothing may have happened to a point: the one from `of`. Else None.
-
-        In a large night, nearly all points are such.
-        """
+    def _unmoved(self, point: PointRow) -> Case | None:
+        """Return the single case of a point to which nothing may have happened, as to most in a night, or None."""
         group, at = self.latencies.calm.get(point.pk, (None, 0))
         if group is None or group.level is None or point.pk in self.others or (point.error or 0.0) > TOO_NOISY:
             return None
@@ -78,6 +75,8 @@ class Cases:
 
     def of(self, point: PointRow) -> list[Case]:
         """Return the cases of a point, the latency's first. Metrics explained by the latency are left out."""
+        if (unmoved := self._unmoved(point)) is not None:
+            return [unmoved]
         one = self.latencies.get(point.pk)
         cases, rest, texts = [] if one is None else self._of_latency(one), [], []
         for other in self.others.get(point.pk, ()):

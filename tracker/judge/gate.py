@@ -22,7 +22,6 @@ from groupbench.tracker.judge.headline import summary
 from groupbench.tracker.judge.members import named_in, number_of_commits
 from groupbench.tracker.judge.nights import previous_night, runs_of_night
 from groupbench.tracker.judge.parts import Case
-from groupbench.tracker.judge.pasts import authors
 from groupbench.tracker.judge.pins import PinRule
 from groupbench.tracker.judge.spans import Span
 from groupbench.tracker.judge.verdicts import Gate, Judged, exit_code
@@ -66,12 +65,12 @@ def judge_run(
     code = exit_code(rows, strict)
     same_commit = bool(previous) and run.state.same_code(previous[0].state)
     first_line = summary(rows, code, strict=strict, same_commit=same_commit, runs=len(parts))
-    stored = {alert.pk: alert for part in parts for alert in part.stored}
+    elsewhere = {key for part in parts for key in part.data.elsewhere}
+    alerts = {alert.pk: alert for part in parts for alert in part.stored if alert.pk not in elsewhere}
     notes = dict.fromkeys(note for part in parts for note in part.notes())
     return Gate(
-        run, tuple(rows), code, first_line, tuple(stored.values()),
-        frozenset(key for part in parts for key in part.data.lapsed),
-        frozenset(key for part in parts for key in part.data.elsewhere), lines[0],
+        run, tuple(rows), code, first_line, tuple(alerts.values()),
+        frozenset(key for part in parts for key in part.data.lapsed), lines[0],
         (*notes, *_limits(rows, min_effect), *_names(night)),
         tuple(transitions.lines(rows, run)),
         tuple(row for part in parts for row in part.asked),
@@ -135,39 +134,25 @@ class _Part:
 
     def rows(self) -> list[Judged]:
         """Return the rows of all points, in order."""
-        unmoved = {point.pk: case.judged() for point in self.data.points if (case := self._unmoved(point))}
-        cases = {point.pk: self._cases(point) for point in self.data.points if point.pk not in unmoved}
+        cases = {point.pk: self._cases(point) for point in self.data.points}
         self.cases.machines.ask_once(cases)
-        rows = []
-        for point in self.data.points:
-            rows += [unmoved[point.pk]] if point.pk in unmoved else self._rows(point, cases[point.pk])
+        rows = [row for point in self.data.points for row in self._rows(cases[point.pk])]
         noted = ((row, joined(_unknown(row), _unchecked(row))) for row in rows)
         rows = [replace(row, note=joined(row.note, caveat)) if caveat else row for row, caveat in noted]
-        author_of = authors(self.data.session, {row.span.head.commit for row in rows if row.span})
-        return [
-            replace(row, span=self._described(row, row.span, author_of.get(row.span.head.commit))) if row.span else row
-            for row in rows
-        ]
+        return [replace(row, span=self._described(row, row.span)) if row.span else row for row in rows]
 
-    def _described(self, row: Judged, span: Span, author: str | None) -> Span:
+    def _described(self, row: Judged, span: Span) -> Span:
         """Return a row's span with the facts about its commits."""
         data = self.data
         stored = data.named.get(row.series.pk, ())
         named = named_in(data.session, stored, span, row.what, row.change, data.line)
         counts = row.verdict.changed or row.verdict in (Verdict.WRONG, Verdict.UNDECIDED)
-        return replace(
-            span, head_author=author, named=named, number=number_of_commits(span, self.between) if counts else None
-        )
+        return replace(span, named=named, number=number_of_commits(span, self.between) if counts else None)
 
     def _cases(self, point: PointRow) -> list[Case]:
         """Return all cases for a point, the latency's first."""
         muted = self.data.decisions.muted.get(point.series.pk)
         return [case.unless_muted(muted) for case in self._heard(point)]
-
-    def _unmoved(self, point: PointRow) -> Case | None:
-        """Return the single case if nothing may have happened to a point, or None."""
-        muted = point.series.pk in self.data.decisions.muted
-        return None if muted or self.pins.pins or results.implausible(self.data, point) else self.cases.unmoved(point)
 
     def _heard(self, point: PointRow) -> list[Case]:
         if point.status != "ok":
@@ -176,9 +161,9 @@ class _Part:
             return impossible
         untimed = [] if point.timed else [results.untimed(self.data, point)]
         cases = [*untimed, *self.cases.of(point)]
-        return [*cases, *self.pins.cases(point, cases[0].row)]
+        return [*cases, *self.pins.cases(point)]
 
-    def _rows(self, point: PointRow, cases: Sequence[Case]) -> list[Judged]:
+    def _rows(self, cases: Sequence[Case]) -> list[Judged]:
         """Return the row of a point, or several rows if it changed in several ways."""
         rows = _together([case.judged() for case in cases])
         kept = [row for row in rows if not row.verdict.quiet or row.alert or row.loud]

@@ -7,6 +7,7 @@ from functools import cached_property
 
 from sqlalchemy.orm import Session
 
+from groupbench.tracker.facts.grouping import grouped
 from groupbench.tracker.facts.metrics import judged
 from groupbench.tracker.judge import members
 from groupbench.tracker.judge.causes import Facts
@@ -66,10 +67,8 @@ class GateData:
         self.elsewhere = frozenset(
             alert.pk for alert in stored if alert.run.pk in self.pasts.elsewhere(alert.series.pk)
         )
-        self.alerts: dict[int, list[MemberRow]] = {}
-        for alert in stored:
-            if alert.pk not in self.elsewhere:
-                self.alerts.setdefault(alert.series.pk, []).append(alert)
+        here = (alert for alert in stored if alert.pk not in self.elsewhere)
+        self.alerts = grouped(here, lambda alert: alert.series.pk)
         self.lapsed = frozenset(alert.pk for alert in stored if members.lapsed(session, alert, run))
         ends = {end for turn in self.turns.values() for end in (turn.base, turn.head) if end is not None}
         self.runs = run_rows(session, ends.union(self.pasts.runs))

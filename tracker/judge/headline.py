@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -43,20 +44,14 @@ class VerdictCount(NamedTuple):
 def verdict_counts(rows: Sequence[Judged]) -> list[VerdictCount]:
     """Return a count of the series with every verdict, the most severe first."""
     rows = worst(rows)
-    counts, acknowledged, asides = count(rows), sum(row.acknowledged for row in rows), _asides(rows)
-    special = {
-        str(Verdict.REGRESSED): {"acknowledged": acknowledged} if acknowledged else {},
-        str(Verdict.OK): asides,
-    }
-    listed = [
-        VerdictCount(
-            verdict,
-            number,
-            tuple(f"{part} {text}" for text, part in special.get(verdict, {}).items()),
-            tone_of_count(verdict, number, special.get(verdict, {}).get("acknowledged", 0)),
-        )
-        for verdict, number in counts.items()
-    ]
+    counts, asides = count(rows), _asides(rows)
+    acknowledged = sum(row.acknowledged for row in rows)
+    special = {str(Verdict.OK): asides, str(Verdict.REGRESSED): {"acknowledged": acknowledged} if acknowledged else {}}
+    listed = []
+    for verdict, number in counts.items():
+        parts = special.get(verdict, {})
+        tone = tone_of_count(verdict, number, parts.get("acknowledged", 0))
+        listed.append(VerdictCount(verdict, number, tuple(f"{each} {text}" for text, each in parts.items()), tone))
     alone = {} if Verdict.OK in counts else asides
     return listed + [VerdictCount(text, number, (), FAINT) for text, number in alone.items()]
 
@@ -76,13 +71,10 @@ def _head(rows: Sequence[Judged], counts: dict[str, int], code: ExitCode, strict
 
 def _headlines(rows: Sequence[Judged], code: ExitCode, strict: bool) -> str:
     """Return the number of series for each verdict with an exit code."""
-    deciding: dict[Verdict, list[Judged]] = {}
-    for row in rows:
-        if row.verdict.exit is code and row.exit_code(strict) is code:
-            deciding.setdefault(row.verdict, []).append(row)
+    deciding = Counter(row.verdict for row in rows if row.verdict.exit is code and row.exit_code(strict) is code)
     return ", ".join(
-        f"{_results(len(members))} wrong" if verdict is Verdict.WRONG else f"{len(members)} series {verdict.phrase}"
-        for verdict, members in sorted(deciding.items(), key=lambda item: item[0].severity)
+        f"{_results(number)} wrong" if verdict is Verdict.WRONG else f"{number} series {verdict.phrase}"
+        for verdict, number in sorted(deciding.items(), key=lambda item: item[0].severity)
     )
 
 

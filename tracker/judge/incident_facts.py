@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Hashable, Iterable, Sequence
 from functools import cache
+from typing import NamedTuple
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from groupbench.tracker.facts.metrics import LATENCY
-from groupbench.tracker.judge.incident_rows import ACTIVE
-from groupbench.tracker.judge.incidents import NOISE, Change
+from groupbench.tracker.judge.incidents import NOISE, Change, files_of, group
 from groupbench.tracker.judge.pasts import codes_of
 from groupbench.tracker.judge.verdicts import Judged
 from groupbench.tracker.query.rows import RunRow
@@ -22,58 +23,55 @@ Place = tuple[int, int, int]
 """Series, and the runs before and after a change."""
 
 
-class Causes:
-    """The facts about some rows.
+class Cause(NamedTuple):
+    """Rows with one likely cause, and the changed files that their processes loaded."""
+
+    rows: list[Judged]
+    files: frozenset[str]
+
+
+def causes_of(
+    session: Session, rows: Sequence[Judged], unchanged: Iterable[Judged] = (), *, by_surroundings: bool = True
+) -> list[Cause]:
+    """Return rows that changed by their likely causes, the most frequent first.
 
     Args:
         session: The database.
-        rows: Rows that changed. Each `Change.key` is a row's number.
+        rows: Rows that changed.
+        unchanged: Rows that did not: a file that changed under them as well explains less.
+        by_surroundings: A change of the toolchain or machine is another cause than the code.
     """
+    runs = {run for row in rows for run in _runs(row)}
+    order = {run: place for place, run in enumerate(sorted(runs, key=lambda run: run.order))}
+    places = [place for row in rows if (place := _place(row)) is not None]
+    files = changed_files(session, places)
+    ends = [(base, head) for _, base, head in places]
+    base, head = max(sorted(set(ends)), key=ends.count, default=(0, 0))  # the most common runs
+    still = {row.series.pk for row in unchanged} - {row.series.pk for row in rows}
+    quiet = changed_files(session, [(series, base, head) for series in sorted(still)] if places else ())
 
-    def __init__(self, session: Session, rows: Sequence[Judged]) -> None:
-        self.session = session
-        self.rows: dict[Hashable, Judged] = {key: row for key, row in enumerate(rows)}  # noqa: C416 # of wider keys
-        runs = {run for row in rows for run in _runs(row)}
-        self._places = {run: place for place, run in enumerate(sorted(runs, key=lambda run: run.order))}
-        self._files = changed_files(session, [place for row in rows if (place := _place(row)) is not None])
-
-    def changes(self) -> list[Change]:
-        """Return each row's facts."""
-        return [self._change(key, row) for key, row in self.rows.items()]
-
-    def unchanged(self, rows: Iterable[Judged]) -> list[frozenset[str]]:
-        """Return the files that changed under other rows between the most common runs."""
-        places = [place for row in self.rows.values() if (place := _place(row)) is not None]
-        if not places:
-            return []
-        ends = [(base, head) for _, base, head in places]
-        base, head = max(sorted(set(ends)), key=ends.count)
-        series = {row.series.pk for row in rows} - {row.series.pk for row in self.rows.values()}
-        return list(changed_files(self.session, [(key, base, head) for key in sorted(series)]).values())
-
-    def _change(self, key: Hashable, row: Judged) -> Change:
-        alert, span, place = row.alert, row.span, _place(row)
-        places = sorted(self._places[run] for run in _runs(row))
-        named = span.named[0].commits[-1]["hash"] if span is not None and span.named else None
-        size, noise = _size(row)
-        joins = alert is not None and alert.incident.state in ACTIVE
+    def change(key: int, row: Judged) -> Change:
+        place, ran, (size, noise) = _place(row), sorted(order[run] for run in _runs(row)), _size(row)
         return Change(
             key=key,
             kernel=(row.series.operator, row.series.backend),
             effect=size,
-            first=places[0] if len(places) > 1 else None,
-            last=places[-1] if places else 0,
-            surroundings=_surroundings(row),
+            first=ran[0] if len(ran) > 1 else None,
+            last=ran[-1] if ran else 0,
+            surroundings=_surroundings(row) if by_surroundings else "",
             worse=not row.better,
             wrong=row.what == "result",
-            files=self._files.get(place, frozenset()) if place else frozenset(),
-            commit=named,
+            files=files.get(place, frozenset()) if place else frozenset(),
+            commit=row.span.commit if row.span is not None and row.span.named else None,
             noise=noise,
-            incident=alert.incident.pk if alert is not None and joins else None,
             metric=row.what or "",
             exact=row.what != LATENCY.name and (row.metric is None or row.metric.rule != "scatter"),
             series=row.series.pk,
         )
+
+    of_key: dict[Hashable, Judged] = dict(enumerate(rows))
+    groups = group(itertools.starmap(change, enumerate(rows)), list(quiet.values()))
+    return [Cause([of_key[each.key] for each in of_cause], files_of(of_cause)) for of_cause in groups]
 
 
 def _size(row: Judged) -> tuple[float | None, float]:

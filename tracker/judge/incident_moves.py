@@ -18,9 +18,8 @@ from groupbench.tracker.facts.errors import QueryError
 from groupbench.tracker.facts.metrics import LATENCY, METRICS, of_alert
 from groupbench.tracker.facts.record import LONGEST_NAME, LONGEST_TEXT
 from groupbench.tracker.facts.verdicts import Verdict
-from groupbench.tracker.judge.incident_facts import Causes
+from groupbench.tracker.judge.incident_facts import causes_of
 from groupbench.tracker.judge.incident_rows import ACTIVE, ITSELF, OPEN, MemberRow
-from groupbench.tracker.judge.incidents import group
 from groupbench.tracker.judge.members import contains, find
 from groupbench.tracker.judge.verdicts import PIN, Gate, Judged
 from groupbench.tracker.query import filters
@@ -189,13 +188,11 @@ def _join(writer: _Writer, gate: Gate, failing: Sequence[Judged], owner: OwnerOf
     """Store each fresh row as a member of an incident, by cause, and return the new incidents' keys."""
     fresh = [row for row in failing if row.alert is None and writer.stored(row) is None]
     joined = [row for row in failing if row.alert is not None and row.alert.incident.state in ACTIVE]
-    facts = Causes(writer.session, [*fresh, *joined])
     quiet = [row for row in gate.rows if not row.verdict.fails] if fresh else []
     opened = []
-    for changes in group(facts.changes(), facts.unchanged(quiet)):
-        rows = [facts.rows[each.key] for each in changes]
+    for rows, files in causes_of(writer.session, [*fresh, *joined], quiet):
         new = [row for row in rows if row.alert is None]
-        keys = Counter(each.incident for each in changes if each.incident is not None)
+        keys = Counter(row.alert.incident.pk for row in rows if row.alert is not None)
         if keys:
             key = keys.most_common(1)[0][0]
             if new:
@@ -209,7 +206,7 @@ def _join(writer: _Writer, gate: Gate, failing: Sequence[Judged], owner: OwnerOf
             writer.move(key, "confirmed", writer.at if key in opened else f"by an A/B: {writer.at}")
         elif key in opened:
             writer.event(key, "new", writer.at)
-        incident.owner = owner({file for each in changes for file in each.files}) or incident.owner
+        incident.owner = owner(files) or incident.owner
     return opened
 
 
@@ -220,7 +217,7 @@ def _settle(writer: _Writer, gate: Gate) -> tuple[set[int], set[int]]:
     fixed, lapsed = set(), set()
     for member in gate.alerts:
         key = member.incident.pk
-        if member.state not in OPEN or member.pk in gate.elsewhere:
+        if member.state not in OPEN:
             continue
         row = rows.get((member.series.pk, member.machine or "")) if member.run != gate.run else None
         if row is not None and member.pk not in seen and _is_back(member, row, gate.lapsed):
@@ -287,9 +284,8 @@ def accept(session: Session, gate: Gate, who: str, reason: str | None, now: date
     """
     rows = [row for row in gate.rows if row.point and (_came_with_transition(row) if transition else _improved(row))]
     writer = _Writer(session, now, who, gate, rows)
-    facts, keys = Causes(session, rows), set()
-    for changes in group(facts.changes()):
-        members = [facts.rows[each.key] for each in changes]
+    keys = set()
+    for members, _ in causes_of(session, rows):
         of_cause = writer.apart({stored.id for row in members if (stored := writer.stored(row)) is not None})
         new = [row for row in members if writer.stored(row) is None]
         if new and not of_cause:

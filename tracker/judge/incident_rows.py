@@ -299,7 +299,6 @@ class MemberRow(FlatRow):
     high: float | None
     opened: datetime
     ended: datetime | None  # when the level was back
-    author: str | None  # of the first commit after the change
     compared: Compared | None
     named: tuple[NamedCommits, ...] = ()  # by a search, the largest change first
     number: int | None = None  # number of commits among which the change is; None if unknown
@@ -348,7 +347,7 @@ class MemberRow(FlatRow):
     @property
     def span(self) -> Span:
         """The runs between which the series changed, with the commit that a search named."""
-        return Span(self.base_run, self.run, self.author, self.number, self.named)
+        return Span(self.base_run, self.run, self.number, self.named)
 
     @property
     def own_ab(self) -> Compared | None:

@@ -19,8 +19,8 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from statistics import median
-from typing import TypeVar
 
+from groupbench.tracker.facts.grouping import grouped
 from groupbench.tracker.stats.thresholds import MAD_SD
 
 NOISE = 0.003
@@ -33,9 +33,6 @@ LEAST = 0.01
 """Logarithm by which they differ at least."""
 SPECIFIC = 0.5
 """Share of the series that loaded a file and changed, from which the file alone parts a cause from another."""
-
-K = TypeVar("K", bound=Hashable)
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -56,7 +53,6 @@ class Change:
         files: Changed files that the process loaded.
         commit: Named by a search.
         noise: Standard error of the effect.
-        incident: Key for the incident that has the change.
     """
 
     key: Hashable
@@ -70,7 +66,6 @@ class Change:
     files: frozenset[str] = field(default=frozenset())
     commit: str | None = None
     noise: float = NOISE
-    incident: int | None = None
     metric: str = "latency"
     exact: bool = False
     series: int | None = None
@@ -84,7 +79,7 @@ def group(changes: Iterable[Change], quiet: Sequence[frozenset[str]] = ()) -> li
         quiet: Files that changed under each series without a change.
     """
     groups = []
-    for alike in _by(changes, lambda each: (each.wrong, each.worse, each.surroundings)):
+    for alike in grouped(changes, lambda each: (each.wrong, each.worse, each.surroundings)).values():
         times = enumerate(_of_one_time(alike))
         groups += _joined_times([(time, part) for time, together in times for part in _by_commit(together, quiet)])
     return sorted(groups, key=len, reverse=True)
@@ -99,13 +94,6 @@ def fits(ends: tuple[float, float], measured: Sequence[float]) -> bool:
     """
     low, high = ends
     return len(measured) > 1 and low * high > 0 and low <= max(measured) and min(measured) <= high
-
-
-def _by(items: Iterable[T], key: Callable[[T], K]) -> list[list[T]]:
-    groups: dict[K, list[T]] = {}
-    for item in items:
-        groups.setdefault(key(item), []).append(item)
-    return list(groups.values())
 
 
 def _joined(
@@ -160,7 +148,7 @@ def _is_beside(group: Sequence[Change], late: Sequence[Change]) -> bool:
         touches = any(_start(change) == last or first == change.last for first, last in ends)
         if change.commit is not None or not (overlaps or (touches and not change.exact)):
             return False
-    files = _files(group), _files(late)
+    files = files_of(group), files_of(late)
     kernels = [{change.kernel for change in side} for side in (group, late)]
     return (bool(files[0] & files[1]) if all(files) else bool(kernels[0] & kernels[1])) and _alike(group, late)
 
@@ -170,7 +158,7 @@ def _by_commit(changes: Sequence[Change], quiet: Sequence[frozenset[str]]) -> li
     named = {change.commit for change in changes if change.commit}
     if len(named) < 2:
         return _by_file(changes, quiet)
-    groups = _by((change for change in changes if change.commit), lambda each: each.commit)
+    groups = list(grouped((change for change in changes if change.commit), lambda each: each.commit).values())
     rest = []
     for change in changes:
         of_kernel = [each for each in groups if any(one.kernel == change.kernel for one in each)]
@@ -201,20 +189,21 @@ def _by_file(changes: Sequence[Change], quiet: Sequence[frozenset[str]]) -> list
 
     def are_one(group: list[Change], part: Sequence[Change]) -> bool:
         parted = id(group[0]) in specific and id(part[0]) in specific
-        return not parted and bool(_files(group) & _files(part)) and _alike(group, part)
+        return not parted and bool(files_of(group) & files_of(part)) and _alike(group, part)
 
     groups = _joined(parts, are_one)
     unknown = _by_size((change for change in changes if not change.files), lambda each: each.kernel)
     return _joined([*groups, *unknown], lambda group, part: not part[0].files and _alike(group, part))
 
 
-def _files(changes: Sequence[Change]) -> frozenset[str]:
+def files_of(changes: Sequence[Change]) -> frozenset[str]:
+    """Return the changed files of all of some changes."""
     return frozenset[str]().union(*(change.files for change in changes))
 
 
 def _by_size(changes: Iterable[Change], unit: Callable[[Change], Hashable]) -> list[list[Change]]:
     """Return the changes parted where units differ in size. A unit's changes stay together."""
-    return _joined(sorted(_by(changes, unit), key=_size), _alike, newest=True)
+    return _joined(sorted(grouped(changes, unit).values(), key=_size), _alike, newest=True)
 
 
 def _size(changes: Sequence[Change]) -> float:

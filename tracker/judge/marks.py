@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Iterable, Sequence
+from operator import itemgetter
 
+from groupbench.tracker.facts.grouping import grouped
 from groupbench.tracker.facts.metrics import LATENCY, REPEATABLE, Metric
 from groupbench.tracker.judge.gate_data import GateData
 from groupbench.tracker.judge.incident_rows import MemberRow
@@ -30,14 +32,9 @@ def marks_of(data: GateData, past: Past, metric: Metric, counts: float = 0.0) ->
     if not alerts and not stored:
         return {}
     runs = past.run.tolist()
-    by_place: Marks = {}
-    for alert in alerts:
-        if (placed := _of_alert(data, alert, runs, metric)) is not None:
-            by_place.setdefault(placed[0], []).append(placed[1])
-    if stored:
-        for place, mark in _of_comparisons(data, past, counts):
-            by_place.setdefault(place, []).append(mark)
-    return by_place
+    placed = [each for alert in alerts if (each := _of_alert(data, alert, runs, metric)) is not None]
+    placed += _of_comparisons(data, past, counts) if stored else []
+    return {place: [mark for _, mark in each] for place, each in grouped(placed, itemgetter(0)).items()}
 
 
 def code_marks(codes: Sequence[Hashable | None]) -> Marks:

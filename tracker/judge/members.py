@@ -9,7 +9,6 @@ from sqlalchemy import and_, select
 from sqlalchemy.orm import Session
 
 from groupbench.tracker.judge.incident_rows import NOTE, OPEN, IncidentRow, MemberRow, StateChange
-from groupbench.tracker.judge.pasts import authors
 from groupbench.tracker.judge.spans import Span
 from groupbench.tracker.query.ancestry import ancestors, commit_order
 from groupbench.tracker.query.lines import CommitLine, CommitsBetween, FirstParents, line_of
@@ -20,7 +19,7 @@ from groupbench.tracker.query.series import series_rows
 from groupbench.tracker.store import comparisons
 from groupbench.tracker.store.chunks import chunks
 from groupbench.tracker.store.comparisons import Compared, NamedCommits
-from groupbench.tracker.store.schema import ABComparison, Alert, Commit, Incident, IncidentEvent, Point, Run
+from groupbench.tracker.store.schema import ABComparison, Alert, Incident, IncidentEvent, Point
 from groupbench.tracker.text.repro import SEARCH_OF
 from groupbench.tracker.tools import git
 
@@ -62,7 +61,6 @@ def find(
     of_run = run_rows(session, {key for row in rows for key in (row.run_id, row.base_run_id) if key})
     of_incident = _incidents(session, {row.incident_id for row in rows})
     environments = environment_rows(session, {key for _, _, key in stored if key is not None})
-    author_of = authors(session, {of_run[row.run_id].commit for row in rows})
     searches = comparisons.named_of_series(session, {row.series_id for row in rows})
     between = cache(between)
 
@@ -77,7 +75,6 @@ def find(
             base_run=span.base,
             run=span.head,
             environment=None if environment is None else environments[environment],
-            author=author_of.get(span.head.commit),
             compared=None if compared is None else comparisons.from_row(compared),
             named=named_in(session, answers, span, row.metric, row.effect, line) if line else (),
             number=number_of_commits(span, between),
@@ -180,8 +177,5 @@ def _is_inside(one: Compared, span: Span, place: dict[str, int]) -> bool:
 
 def _commits(session: Session, line: CommitLine) -> list[str]:
     """Return the commits of a line's runs, oldest first."""
-    of_run: dict[int, str] = {}
-    for chunk in chunks(line.runs):
-        query = select(Run.id, Commit.hash).join(Commit, Run.commit_id == Commit.id).where(Run.id.in_(chunk))
-        of_run.update((run, commit) for run, commit in session.execute(query))
-    return list(dict.fromkeys(of_run[run] for run in reversed(line.runs) if run in of_run))
+    of_run = run_rows(session, line.runs)
+    return list(dict.fromkeys(of_run[run].commit for run in reversed(line.runs) if run in of_run))

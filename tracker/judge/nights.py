@@ -24,7 +24,7 @@ IMPORT = "import"
 def runs_of_night(session: Session, run: RunRow) -> list[RunRow]:
     """Return the runs of a run's night that are not newer, the newest, which is the run itself, first."""
     rows = run_rows(session, keys_of_night(session, run)).values()
-    earlier = [row for row in rows if row.when <= run.when and row.started <= run.started]
+    earlier = [row for row in rows if row.when <= run.when]
     return sorted(earlier, key=lambda row: row.when, reverse=True)
 
 
@@ -54,16 +54,12 @@ def previous_night(
     same = Run.plan.is_(None) & (Run.trigger == IMPORT) if run.plan is None else Run.plan == run.plan
     of_plan = set(session.scalars(select(Run.id).where(same)))
     keys = {each.pk for each in night}
-    on_it = (  # correlated with one run at a time, since a list of all runs would read every point
-        select(Point.id)
-        .join(Series, Point.series_id == Series.id)
-        .where(Point.run_id == Run.id, Series.hardware.in_(list(hardware)))
-        .correlate(Run)
-    )
+    on_it = select(Point.id).join(Series, Point.series_id == Series.id).where(Series.hardware.in_(list(hardware)))
     for key in line.runs:
         if key in keys or key not in of_plan:
             continue
-        if session.scalar(select(Run.id).where(Run.id == key, on_it.exists())) is not None:
+        # one run at a time, since a list of all runs would read every point
+        if session.scalar(on_it.where(Point.run_id == key).limit(1)) is not None:
             runs = [each for each in runs_of_night(session, run_rows(session, [key])[key]) if each.pk not in keys]
             outcomes: dict[int, PointOutcome] = {}
             for each in reversed(runs):

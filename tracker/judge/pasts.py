@@ -18,14 +18,15 @@ from groupbench.tracker.facts.identity import toolchain_of
 from groupbench.tracker.facts.metrics import LATENCY, REPEATABLE, RMS, TINY, Metric
 from groupbench.tracker.facts.record import MEASURED, STATUSES, TIMED, Kernel
 from groupbench.tracker.judge.causes import Facts
-from groupbench.tracker.judge.recent import Recent, recent_points
+from groupbench.tracker.judge.recent import by_key, recent_points
 from groupbench.tracker.judge.toolchain_lines import LineSoftware, in_turns, lines_of
 from groupbench.tracker.query.lines import CommitLine
 from groupbench.tracker.query.loaded import loaded_lists
 from groupbench.tracker.query.points import environment_rows
 from groupbench.tracker.query.runs import code_of_runs, run_rows
+from groupbench.tracker.store import columns
 from groupbench.tracker.store.chunks import chunks
-from groupbench.tracker.store.schema import Commit, KernelSet, Point, Run
+from groupbench.tracker.store.schema import KernelSet, Point, Run
 
 _OK = STATUSES.index("ok")
 
@@ -114,39 +115,31 @@ class Pasts:
         metrics: Sequence[Metric] = (),  # further metrics to prepare
     ) -> None:
         points = recent_points(session, window + 1, line=line, series=series, metrics=metrics)
-        self.copies = points.copies
-        self._starts = points.starts[-1] - points.starts[::-1]  # in reverse: the oldest point of a series comes first
-        environments = environment_rows(session, np.unique(points.environment).tolist())
+        of = points.columns
+        self.copies, self._starts = points.copies, points.starts
+        environments = environment_rows(session, np.unique(of["environment"]).tolist())
         machine = coded({key: row.machine for key, row in environments.items()})
         toolchain = coded({key: row.toolchain for key, row in environments.items()})
         self._software = {int(toolchain[key]): ab_software(row.facts) for key, row in environments.items()}
         runs = list(session.execute(select(Run.id, code_of_runs(), Run.plan)))
-        code = _by_key((key, of_run) for key, of_run, _ in runs)
+        code = by_key((key, of_run) for key, of_run, _ in runs)
         self._plans = {key: plan for key, _, plan in runs}
         self._named = coded({key: toolchain_of(plan) for key, _, plan in runs})
-        self._place = {key: place for place, key in enumerate(points.series[::-1].tolist())}
-        self._run = points.run[::-1]
-        self._environment, self._toolchain = (codes[points.environment[::-1]] for codes in (machine, toolchain))
+        self._place = {key: place for place, key in enumerate(points.series.tolist())}
+        self._run = of["run"]
+        self._environment, self._toolchain = (codes[of["environment"]] for codes in (machine, toolchain))
         self._code = code * (len(environments) + 1)
-        self._ok = points.status[::-1] == _OK
-        newest_timing = np.repeat(self._newest_timing(points), np.diff(points.starts))[::-1]
-        self._like_newest = self._ok & (points.timing[::-1] == newest_timing)
-        ms = points.median_ms[::-1]
-        ms[~(ms > 0)] = np.nan
-        self._values: dict[Metric, NDArray[Any]] = {LATENCY: ms, RMS: points.rms[::-1]}
-        self._values[REPEATABLE] = points.repeatable[::-1]
-        self._values |= {metric: points.further[metric.name][::-1] for metric in metrics}
-        self._error = points.error[::-1]
-        self.runs: list[int] = np.unique(self._run).tolist()
-
-    @staticmethod
-    def _newest_timing(points: Recent) -> NDArray[np.int8]:
-        """Return the timing of each series' newest good result, or 0 without one, [s]."""
-        ok = points.status == _OK
+        self._ok = of["status"] == _OK
+        place = np.repeat(np.arange(len(points.series)), np.diff(points.starts))
         timing = np.zeros(len(points.series), dtype=np.int8)
-        series = np.repeat(np.arange(len(points.series)), np.diff(points.starts))[ok]
-        timing[series[::-1]] = points.timing[ok][::-1]  # the newest comes first and is written last
-        return timing
+        timing[place[self._ok]] = of["timing"][self._ok]  # that of the newest good result, which is written last
+        self._like_newest = self._ok & (of["timing"] == timing[place])
+        ms = of["median_ms"]
+        ms[~(ms > 0)] = np.nan
+        self._values: dict[Metric, NDArray[Any]] = {LATENCY: ms, RMS: of["rms"], REPEATABLE: of["repeatable"]}
+        self._values |= {metric: of[columns.key(metric)] for metric in metrics}
+        self._error = of["error"]
+        self.runs: list[int] = np.unique(self._run).tolist()
 
     def latency(self, series: int) -> Past:
         """Return the past of a series' latency."""
@@ -198,8 +191,7 @@ class Pasts:
 
     def earlier_ok(self, series: int) -> int:
         """Return the number of good results before the run's own, in any timing and environment."""
-        place = self._place[series]
-        return int(self._ok[self._starts[place] : self._starts[place + 1] - 1].sum())
+        return int(self._ok[self._rows(series)][:-1].sum())
 
     def table(self, metric: Metric) -> Table:
         """Return a metric's results, once: a night may have millions, so their memory is used again.
@@ -234,9 +226,12 @@ class Table:
     error: NDArray[np.float64] | None  # [p]
 
     def of(self, series: int) -> Past:
-        place = self.place[series]
-        rows = slice(int(self.starts[place]), int(self.starts[place + 1]))
+        rows = self._rows(series)
         return self._past(series, rows, rows)
+
+    def _rows(self, series: int) -> slice:
+        place = self.place[series]
+        return slice(int(self.starts[place]), int(self.starts[place + 1]))
 
     def _past(self, series: int, rows: Any, of_one: Any) -> Past:
         """Return the results at some rows, maybe for several series; `of_one` are one series' rows."""
@@ -256,30 +251,17 @@ class Table:
 
     def alike(self, series: Sequence[int]) -> Iterator[tuple[NDArray[np.int64], Past]]:
         """Yield the pasts for series that were measured in the same runs and environments, with their places."""
-        places = np.array([self.place[key] for key in series], dtype=np.int64)
-        begin, sizes = self.starts[places], (self.starts[1:] - self.starts[:-1])[places]
-        keys = self._hashes()[places]
-        for n in np.unique(sizes).tolist():
-            of_size = np.flatnonzero(sizes == n)
-            order = of_size[np.lexsort((begin[of_size], keys[of_size]))]
-            for equal in np.split(order, np.flatnonzero(np.diff(keys[order])) + 1):
-                for start in range(0, len(equal), AT_ONCE):
-                    members = equal[start : start + AT_ONCE]
-                    yield members, self._together(begin[members], n)
-
-    def _hashes(self) -> NDArray[np.uint64]:
-        """Return a hash for the runs and environments in which each series was measured, [s]."""
-        random, n = np.random.default_rng(0), len(self.starts) - 1
-        codes = self.run, self.environment, self.toolchain
-        odd = [2 * random.integers(2**63, size=each.max(initial=0) + 1, dtype=np.uint64) + 1 for each in codes]
-        hashes = np.zeros(n, dtype=np.uint64)
-        for start in range(0, n, AT_ONCE):
-            starts = self.starts[start : start + AT_ONCE + 1]
-            rows = slice(int(starts[0]), int(starts[-1]))
-            (run, environment, toolchain) = (random[each[rows]] for random, each in zip(odd, codes, strict=True))
-            total = np.concatenate([np.zeros(1, dtype=np.uint64), np.cumsum(run * environment * toolchain)])
-            hashes[start : start + AT_ONCE] = np.diff(total[starts - starts[0]])
-        return hashes
+        begin = self.starts[[self.place[key] for key in series]]
+        groups: dict[int, list[int]] = {}
+        for at in np.argsort(begin).tolist():
+            rows = self._rows(series[at])
+            equal = hash(tuple(each[rows].tobytes() for each in (self.run, self.environment, self.toolchain)))
+            groups.setdefault(equal, []).append(at)
+        for group in groups.values():
+            rows = self._rows(series[group[0]])
+            for start in range(0, len(group), AT_ONCE):
+                members = np.array(group[start : start + AT_ONCE])
+                yield members, self._together(begin[members], rows.stop - rows.start)
 
     def moved(self, least: float) -> set[int]:
         """Return the series whose logarithms differ by more than `least`; no other can have changed."""
@@ -357,25 +339,8 @@ def codes_of(session: Session, series: Iterable[int], run: int | None = None) ->
     return {(key, at): code or 0 for key, at, code in rows}
 
 
-def authors(session: Session, commits: Iterable[str]) -> dict[str, str | None]:
-    """Return the author of each commit, as far as stored."""
-    return {
-        hash_: author
-        for chunk in chunks(set(commits))
-        for hash_, author in session.execute(select(Commit.hash, Commit.author).where(Commit.hash.in_(chunk)))
-    }
-
-
 def coded(texts: Mapping[int, str]) -> NDArray[np.signedinteger[Any]]:
     """Return a number for each key, equal for equal texts, in a small type: millions use it."""
     numbers: dict[str, int] = {}
-    codes = _by_key((key, numbers.setdefault(text, len(numbers))) for key, text in texts.items())
+    codes = by_key((key, numbers.setdefault(text, len(numbers))) for key, text in texts.items())
     return codes.astype(np.min_scalar_type(-1 - len(numbers)))
-
-
-def _by_key(pairs: Iterable[tuple[int, int]]) -> NDArray[np.int64]:
-    items = list(pairs)
-    codes = np.zeros(max((key for key, _ in items), default=0) + 1, dtype=np.int64)
-    for key, code in items:
-        codes[key] = code
-    return codes

@@ -9,10 +9,10 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 from sqlalchemy import select
@@ -20,6 +20,7 @@ from sqlalchemy.orm import Session
 
 from groupbench.tracker.facts.environment import toolchain_differences
 from groupbench.tracker.facts.errors import QueryError
+from groupbench.tracker.facts.grouping import grouped
 from groupbench.tracker.facts.record import LONGEST_NAME
 from groupbench.tracker.facts.verdicts import Verdict
 from groupbench.tracker.judge.causes import some
@@ -31,15 +32,15 @@ from groupbench.tracker.judge.spans import Span
 from groupbench.tracker.judge.toolchain_lines import of_one_toolchain
 from groupbench.tracker.judge.verdicts import CANARY, PIN, Effect, Judged
 from groupbench.tracker.query import filters
-from groupbench.tracker.query.points import environment_rows
+from groupbench.tracker.query.points import by_series_and_time, points_where
 from groupbench.tracker.query.resolve import resolve_commit
-from groupbench.tracker.query.rows import EnvironmentRow, PointRow, RunRow, named_difference
-from groupbench.tracker.query.runs import run_rows
+from groupbench.tracker.query.rows import PointRow, RunRow, named_difference
+from groupbench.tracker.query.tables import FlatRow, of_row
 from groupbench.tracker.stats.thresholds import POOL_FLOOR, step_scatter
 from groupbench.tracker.store import comparisons
 from groupbench.tracker.store.chunks import chunks
 from groupbench.tracker.store.comparisons import DIFFERENT, SAME, Compared
-from groupbench.tracker.store.schema import OLDEST_FIRST, TIMED_POINT, Commit, Pin, Point, Run
+from groupbench.tracker.store.schema import TIMED_POINT, Commit, Pin, Point, Run
 from groupbench.tracker.text.wording import no_such
 from groupbench.tracker.tools import git
 
@@ -54,7 +55,7 @@ _MOVES = re.compile(r"[~^:]|@\{|^(@|\w*HEAD|latest|previous)$", re.ASCII)
 
 
 @dataclass(frozen=True)
-class PinRow:
+class PinRow(FlatRow):
     """A pinned commit with a limit."""
 
     pk: int
@@ -65,23 +66,14 @@ class PinRow:
     who: str
     ended: datetime | None = None
 
-    @classmethod
-    def columns(cls) -> tuple[str, ...]:
-        return ("name", "commit", "max_slowdown", "created", "who", "ended")
-
-    def flat(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in self.columns()}
+    COLUMNS: ClassVar[Mapping[str, str]] = of_row("name", "commit", "max_slowdown", "created", "who", "ended")
 
 
 def find(session: Session, *, ended: bool = False) -> list[PinRow]:
     """Return the pins in force, oldest first; `ended` includes removed pins."""
-    statement = select(Pin).order_by(Pin.id)
-    if not ended:
-        statement = statement.where(Pin.ended.is_(None))
-    return [
-        PinRow(row.id, row.name, row.commit, row.max_slowdown, row.created, row.who, row.ended)
-        for row in session.scalars(statement)
-    ]
+    rows = session.scalars(select(Pin).order_by(Pin.id))
+    pins = [PinRow(row.id, **{name: getattr(row, name) for name in PinRow.columns()}) for row in rows]
+    return [each for each in pins if ended or each.ended is None]
 
 
 def pin(session: Session, commit: str, max_slowdown: float, name: str | None, who: str) -> PinRow:
@@ -120,25 +112,14 @@ def unpin(session: Session, name: str) -> PinRow:
     raise QueryError(no_such("no pin", name, [each.name for each in find(session)]))
 
 
-@dataclass(frozen=True)
-class _Level:
+class _Level(NamedTuple):
     run: RunRow  # the newest
     log: float
     error: float  # standard error
     n: int
 
 
-@dataclass(frozen=True)
-class _Result:
-    """A result at a pinned commit."""
-
-    run: RunRow
-    environment: EnvironmentRow
-    log: float
-    error: float
-
-
-def _other_toolchain(results: Sequence[_Result], point: PointRow) -> str | None:
+def _other_toolchain(results: Sequence[PointRow], point: PointRow) -> str | None:
     """Return how the newest result on a point's machine differs from it in its toolchain, or None without one."""
     for newest in reversed(results):
         if newest.environment.machine == point.environment.machine:
@@ -147,7 +128,7 @@ def _other_toolchain(results: Sequence[_Result], point: PointRow) -> str | None:
     return None
 
 
-def _level(results: Sequence[_Result], point: PointRow) -> _Level | None:
+def _level(results: Sequence[PointRow], point: PointRow) -> _Level | None:
     """Return the level of the results in a point's environment and with its toolchain, or None without one."""
     alike = [
         each for each in results
@@ -156,7 +137,8 @@ def _level(results: Sequence[_Result], point: PointRow) -> _Level | None:
     ]  # fmt: skip
     if not alike:
         return None
-    log, error = (float(np.median([getattr(each, name) for each in alike])) for name in ("log", "error"))
+    log = float(np.median([math.log(each.median_ms or math.nan) for each in alike]))
+    error = float(np.median([each.error or 0.0 for each in alike]))
     return _Level(alike[-1].run, log, error / math.sqrt(len(alike)), len(alike))
 
 
@@ -168,11 +150,11 @@ class PinRule:
         self.pins = find(data.session)
         self.results = {each.pk: _results(data.session, each, data.points) for each in self.pins}
 
-    def cases(self, point: PointRow, row: Judged) -> list[Case]:
-        """Return a case for each pin whose limit a point's latency exceeds or may exceed. `row` is the latency's."""
+    def cases(self, point: PointRow) -> list[Case]:
+        """Return a case for each pin whose limit a point's latency exceeds or may exceed."""
         if not point.timed or point.series.operator == CANARY:
             return []
-        cases = (self._case(each, point, row) for each in self.pins)
+        cases = (self._case(each, point) for each in self.pins)
         return [each for each in cases if each is not None]
 
     def notes(self) -> tuple[str, ...]:
@@ -197,7 +179,7 @@ class PinRule:
             lines.append(line)
         return tuple(lines)
 
-    def _case(self, pinned: PinRow, point: PointRow, row: Judged) -> Case | None:
+    def _case(self, pinned: PinRow, point: PointRow) -> Case | None:
         """Return a case if a point is slower than one pin allows: by an A/B of the two, else by their levels."""
         before = _level(self.results[pinned.pk].get(point.series.pk, ()), point)
         if before is None or point.run.state.commit == pinned.commit:
@@ -216,15 +198,14 @@ class PinRule:
         if effect <= limit:
             return None
         base, run = before.run, self.data.run
-        judged = replace(
-            Judged(point.series, Verdict.OK, point, PIN, PIN, span=Span(base, run)),
-            note=f"{percent(effect)} since {pinned.name}; the limit is {percent(limit)}",
-            effect=Effect(math.exp(before.log), change=math.expm1(effect), low=math.expm1(low), high=math.expm1(high)),
-            compared=compared,
-        )  # fmt: skip
-        evidence = Evidence("pin", n=before.n, sigma=row.evidence.sigma, distance=effect, certain=low > limit)
+        note = f"{percent(effect)} since {pinned.name}; the limit is {percent(limit)}"
+        shown = Effect(math.exp(before.log), change=math.expm1(effect), low=math.expm1(low), high=math.expm1(high))
+        evidence = Evidence("pin", n=before.n, distance=effect, certain=low > limit)
         decides = not evidence.certain and compared is None and run.state.clean
-        return Case(evidence, replace(judged, ab_base=base) if decides else judged)
+        return Case(evidence, Judged(
+            point.series, Verdict.OK, point, PIN, PIN, note, shown, span=Span(base, run), compared=compared,
+            ab_base=base if decides else None,
+        ))  # fmt: skip
 
 
 def _on_newest_level(past: Past, point: PointRow, limit: float) -> int:
@@ -249,25 +230,13 @@ def _slowdown(
     return effect, effect - SIGMAS * error, effect + SIGMAS * error
 
 
-def _results(session: Session, pinned: PinRow, points: Sequence[PointRow]) -> dict[int, list[_Result]]:
+def _results(session: Session, pinned: PinRow, points: Sequence[PointRow]) -> dict[int, list[PointRow]]:
     """Return the latencies at a pinned commit by series, oldest first."""
-    statement = (
-        select(Point.series_id, Point.environment_id, Point.run_id, Point.median_ms, Point.error_ppm)
-        .join(Run, Point.run_id == Run.id)
-        .join(Commit, Run.commit_id == Commit.id)
-        .where(Commit.hash == pinned.commit, Run.dirty.is_(False), TIMED_POINT)
-        .order_by(*OLDEST_FIRST)
-    )
-    rows = [
-        row
-        for chunk in chunks(sorted({point.series.pk for point in points}))
-        for row in session.execute(statement.where(Point.series_id.in_(chunk))).all()
+    series = {point.series.pk: point.series for point in points}
+    at_commit = Commit.hash == pinned.commit, Run.dirty.is_(False), TIMED_POINT
+    results = [
+        each
+        for chunk in chunks(series)
+        for each in points_where(session, *at_commit, Point.series_id.in_(chunk), series=series)
     ]
-    runs = run_rows(session, {row.run_id for row in rows})
-    environments = environment_rows(session, {row.environment_id for row in rows})
-    results: dict[int, list[_Result]] = {}
-    for series, environment, run, ms, error in rows:
-        assert ms is not None
-        result = _Result(runs[run], environments[environment], math.log(ms), (error or 0) / 1e6)
-        results.setdefault(series, []).append(result)
-    return results
+    return grouped(by_series_and_time(results), lambda each: each.series.pk)

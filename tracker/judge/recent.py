@@ -7,7 +7,7 @@ are all if only a few are asked for.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -32,30 +32,21 @@ _CHUNK = 200
 
 @dataclass(frozen=True)
 class Recent:
-    """Points by series, newest first. Point i of series s is at `starts[s] + i`.
+    """Points by series, oldest first. Point i of series s is at `starts[s] + i`.
 
-    `run` and `environment` are table keys. Points with one environment identity may have several environments.
+    Attributes:
+        series: Keys [s], ascending.
+        starts: Start of each series [s + 1]; the last entry is the number of points.
+        columns: Arrays [p] by name, as in `store.columns`, NaN for unknown numbers. Instead of codes, they have the
+            places of status and timing, `repeatable` as 1, 0 or -1 if unknown, and the `error` of log(median_ms).
+            Points with one environment identity may have several environments.
+        copies: Number of results ignored: the same samples are stored under a newer run of the commit.
     """
 
-    series: NDArray[np.int64]  # [s] keys, ascending
-    starts: NDArray[np.int64]  # [s + 1] start of each series; the last entry is the number of points
-    run: NDArray[np.int32]  # [p] key
-    environment: NDArray[np.int32]  # [p] key
-    status: NDArray[np.int8]  # [p] place in STATUSES
-    timing: NDArray[np.int8]  # [p] place in TIMINGS
-    median_ms: NDArray[np.float64]  # [p] NaN if unknown, like the next two
-    error: NDArray[np.float64]  # [p] standard error of log(median_ms)
-    rms: NDArray[np.float64]  # [p]
-    repeatable: NDArray[np.int8]  # [p] 1, 0, or -1 if unknown
-    further: dict[str, NDArray[np.float64]]  # [p] of each further metric, by name; NaN if unknown
-    copies: int = 0  # results ignored: the same samples are stored under a newer run of the commit
-
-    def of(self, series: int) -> slice:
-        """Return the slice of a series' points, which may be empty."""
-        place = int(np.searchsorted(self.series, series))
-        if place == len(self.series) or self.series[place] != series:
-            return slice(0, 0)
-        return slice(int(self.starts[place]), int(self.starts[place + 1]))
+    series: NDArray[np.int64]
+    starts: NDArray[np.int64]
+    columns: Columns
+    copies: int = 0
 
 
 def recent_points(
@@ -68,77 +59,54 @@ def recent_points(
 ) -> Recent:
     """Return the `n` newest points of every series, in the order of the line, without copies of samples."""
     newest = list(session.scalars(select(Run.id).order_by(*NEWEST_FIRST)) if line is None else line.runs)
-    rank, commit = _ranks_and_commits(session, newest)
-    wanted = _wanted(session, series)
-    counts = np.zeros(len(wanted), dtype=np.int64)
-    few = wanted.sum() <= _BY_KEY * (len(wanted) - 1)
-    copies, gathered = _Copies(commit, newest), _Gathered(metrics)
-    if few:
-        rows = _on_line(session, metrics, np.flatnonzero(wanted).tolist(), rank)
-        if not copies.possible:
-            gathered.add(rows)
-            return gathered.newest(n, 0)
-        by_run = _by_run(rows)
-    unfinished = int(wanted.sum())
-    for place, run in enumerate(newest):
-        if unfinished == 0 or (place >= n and unfinished <= _BY_KEY * wanted.sum()):
-            break
-        if few and run not in by_run:
-            continue
-        block = by_run[run] if few else columns.of_run(session, run, metrics)
-        block = copies.without(_where(block, wanted[block["series"]]))
-        gathered.add(block)
-        counts[block["series"]] += 1
-        unfinished -= int((counts[block["series"]] == n).sum())  # a series has one point in a run
-    else:
-        return gathered.newest(n, copies.number)
-
-    stragglers = wanted & (counts < n)
-    if stragglers.any():
-        gathered.remove(stragglers)
-        rest = _by_run(_on_line(session, metrics, np.flatnonzero(stragglers).tolist(), rank))
-        older = _Copies(commit, newest)
-        for run in newest:
-            if run in rest:
-                gathered.add(older.without(rest[run]))
-    return gathered.newest(n, copies.number)
-
-
-def _ranks_and_commits(session: Session, newest: list[int]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return for each run's key its place on the line, -1 if it is not on it, and the key of its commit."""
-    size = (session.scalar(select(func.max(Run.id))) or 0) + 1
-    rank, commit = np.full(size, -1, dtype=np.int64), np.zeros(size, dtype=np.int64)
-    rank[newest] = np.arange(len(newest))
-    for run, of_run in session.execute(select(Run.id, Run.commit_id)):
-        commit[run] = of_run
-    return rank, commit
-
-
-def _wanted(session: Session, series: Collection[int] | None) -> NDArray[np.bool_]:
-    """Return for each series' key whether it is to be read."""
-    top = session.scalar(select(func.max(Series.id))) or 0
-    wanted = np.zeros(top + 1, dtype=bool)
+    wanted = np.zeros((session.scalar(select(func.max(Series.id))) or 0) + 1, dtype=bool)
     wanted[list(session.scalars(select(Series.id)) if series is None else series)] = True
-    return wanted
+    commit = by_key((run, of_run) for run, of_run in session.execute(select(Run.id, Run.commit_id)))
+    gathered, scanned, read = _Gathered(metrics), _Copies(commit, newest), _Copies(commit, newest)
+    missing = wanted
+    if wanted.sum() > _BY_KEY * (len(wanted) - 1):
+        every_run = (columns.of_run(session, run, metrics) for run in newest)
+        missing = _add(gathered, scanned, every_run, wanted, n, _BY_KEY)
+        gathered.remove(missing)
+    if missing.any():
+        of_run = _by_run(session, metrics, np.flatnonzero(missing).tolist())
+        _add(gathered, read, (of_run[run] for run in newest if run in of_run), missing, n)
+    return gathered.newest(n, max(scanned.number, read.number))
 
 
-def _by_run(rows: Columns) -> dict[int, Columns]:
-    """Return points by run."""
+def _add(
+    gathered: _Gathered, copies: _Copies, runs: Iterable[Columns], wanted: NDArray[np.bool_], n: int, share: float = 0.0
+) -> NDArray[np.bool_]:
+    """Add runs until all wanted series have `n` points, but for a share. Return these series, if runs may be left."""
+    missing, counts = wanted, np.zeros(len(wanted), dtype=np.int64)
+    for place, run in enumerate(runs, 1):
+        block = copies.without(_where(run, wanted[run["series"]]))
+        gathered.add(block)
+        counts[block["series"]] += 1  # a series has one point in a run
+        missing = wanted & (counts < n)
+        if not missing.any() or (place >= n and missing.sum() <= share * wanted.sum()):
+            return missing
+    return np.zeros_like(wanted)
+
+
+def by_key(pairs: Iterable[tuple[int, int]]) -> NDArray[np.int64]:
+    """Return an array with a number at the place of each key, else 0."""
+    items = list(pairs)
+    numbers = np.zeros(max((key for key, _ in items), default=0) + 1, dtype=np.int64)
+    for key, number in items:
+        numbers[key] = number
+    return numbers
+
+
+def _by_run(session: Session, metrics: Sequence[Metric], series: Sequence[int]) -> dict[int, Columns]:
+    """Return the points of some series by run."""
+    read = [columns.of_points(session, columns.POINT.series_id.in_(keys), metrics) for keys in chunks(series, _CHUNK)]
+    rows = {name: np.concatenate([block[name] for block in read]) for name in read[0]}
     rows = _where(rows, np.argsort(rows["run"], kind="stable"))
     return {
         int(rows["run"][start]): {name: array[start:end] for name, array in rows.items()}
         for start, end in pairwise(_starts(rows["run"]).tolist())
     }
-
-
-def _on_line(session: Session, metrics: Sequence[Metric], series: Sequence[int], rank: NDArray[np.int64]) -> Columns:
-    """Return some series' points in the runs on the line, the newest first."""
-    rows = columns.nothing()
-    read = [columns.of_points(session, columns.POINT.series_id.in_(keys), metrics) for keys in chunks(series, _CHUNK)]
-    if read:
-        rows = {name: np.concatenate([block[name] for block in read]) for name in read[0]}
-    rows = _where(rows, rank[rows["run"]] >= 0)
-    return _where(rows, np.argsort(rank[rows["run"]], kind="stable"))
 
 
 class _Copies:
@@ -152,11 +120,6 @@ class _Copies:
         self._repeated = np.bincount(commit[runs]) > 1  # commits that several runs measured
         self._seen: dict[int, NDArray[np.int64]] = {}  # contents in order, by commit
         self.number = 0
-
-    @property
-    def possible(self) -> bool:
-        """Whether several runs measured a commit."""
-        return bool(self._repeated.any())
 
     def without(self, block: Columns) -> Columns:
         """Return the columns of one run without copies of earlier runs. The content hash includes the series."""
@@ -206,38 +169,22 @@ class _Gathered:
 
     def newest(self, n: int, copies: int) -> Recent:
         """Return each series' newest `n` points, and forget all."""
-        order = np.argsort(self._array("series"), kind="stable")
-        series = self._array("series")[order]
-        starts = _starts(series)
-        if len(series) and np.diff(starts).max() > n:
-            order = order[np.arange(len(order)) - np.repeat(starts[:-1], np.diff(starts)) < n]
-            series = self._array("series")[order]
-            starts = _starts(series)
-
-        def column(name: str) -> NDArray[Any]:
-            array = self._array(name)[order]
+        order = len(self._array("series")) - 1 - np.argsort(self._array("series")[::-1], kind="stable")
+        starts = _starts(self._array("series")[order])
+        if len(order) and np.diff(starts).max() > n:
+            order = order[np.repeat(starts[1:], np.diff(starts)) - np.arange(len(order)) <= n]
+            starts = _starts(self._array("series")[order])
+        of: Columns = {}
+        for name in self._types:
+            of[name] = self._array(name)[order]
             del self._bytes[name]
-            return array
-
-        keys = series[starts[:-1]].astype(np.int64)
-        code, repeatable = np.divmod(column("code"), CODES[1])
-        status, timing = (each.astype(np.int8) for each in np.divmod(code, CODES[0]))
-        error = column("error_ppm").astype(np.float64)
-        error /= PPM
-        return Recent(
-            series=keys,
-            starts=starts,
-            run=column("run"),
-            environment=column("environment"),
-            status=status,
-            timing=timing,
-            median_ms=column("median_ms"),
-            error=error,
-            rms=column("rms"),
-            repeatable=np.where(repeatable == 2, -1, repeatable).astype(np.int8),
-            further={metric.name: column(columns.key(metric)) for metric in self._metrics},
-            copies=copies,
-        )
+        keys = of.pop("series")[starts[:-1]].astype(np.int64)
+        code, repeatable = np.divmod(of.pop("code"), CODES[1])
+        of["status"], of["timing"] = (each.astype(np.int8) for each in np.divmod(code, CODES[0]))
+        of["repeatable"] = np.where(repeatable == 2, -1, repeatable).astype(np.int8)
+        of["error"] = of.pop("error_ppm").astype(np.float64)
+        of["error"] /= PPM
+        return Recent(keys, starts, of, copies)
 
 
 def _starts(ordered: NDArray[np.int32]) -> NDArray[np.int64]:

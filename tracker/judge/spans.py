@@ -9,7 +9,7 @@ from groupbench.tracker.facts.environment import software_identity
 from groupbench.tracker.facts.record import Environment
 from groupbench.tracker.query.rows import RunRow
 from groupbench.tracker.store.comparisons import NamedCommits
-from groupbench.tracker.text.wording import signed_change
+from groupbench.tracker.text.wording import signed_change, signed_ends
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,6 @@ class Span:
 
     base: RunRow | None  # the last run before the change, if any
     head: RunRow  # the first run certainly after it
-    head_author: str | None = None
     number: int | None = None  # number of commits after base, up to head; None if unknown
     named: tuple[NamedCommits, ...] = ()  # by a search, the largest change first
 
@@ -52,7 +51,7 @@ class Span:
     @property
     def author(self) -> str | None:
         """The author, unless the commit is one among several."""
-        return self.named[0].commits[-1]["author"] if self.named else None if self.remark else self.head_author
+        return self.named[0].commits[-1]["author"] if self.named else None if self.remark else self.head.author
 
     @property
     def remark(self) -> str:
@@ -118,9 +117,5 @@ class Transition:
     @property
     def text(self) -> str:
         """`triton 3.7.1 → 3.8.0: +4.1% (+3.9% .. +4.3%)`."""
-        ends = (
-            ""
-            if self.low is None or self.high is None
-            else f" ({signed_change(self.low)} .. {signed_change(self.high)})"
-        )
+        ends = "" if self.low is None or self.high is None else f" ({signed_ends(self.low, self.high, ' .. ')})"
         return f"{'; '.join(self.differences)}: {signed_change(self.change)}{ends}"

@@ -11,12 +11,12 @@ from typing import Any
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
+from groupbench.tracker.facts.grouping import grouped
 from groupbench.tracker.facts.record import MEASURED
 from groupbench.tracker.judge import members
 from groupbench.tracker.judge.incident_rows import ACTIVE, STATES, IncidentRow, MemberRow, names
 from groupbench.tracker.judge.members import number_of_commits
 from groupbench.tracker.judge.nights import keys_of_night
-from groupbench.tracker.judge.pasts import authors
 from groupbench.tracker.judge.spans import Span
 from groupbench.tracker.query.lines import CommitsBetween
 from groupbench.tracker.query.resolve import latest_run
@@ -54,9 +54,7 @@ def of(session: Session, calls: CallsOf = NO_CALLS, *, asks_git: bool = True, **
         return {last} if parents and parents[0] == first else commits
 
     rows = members.find(session, first_parents=git.first_parents if asks_git else None, between=between, **which)
-    of_incident: dict[int, list[MemberRow]] = {}
-    for member in _with_ab(session, rows, between):
-        of_incident.setdefault(member.incident.pk, []).append(member)
+    of_incident = grouped(_with_ab(session, rows, between), lambda member: member.incident.pk)
     incidents = [replace(rows[0].incident, members=tuple(rows)) for rows in of_incident.values()]
     runs = {} if calls else {each.lead.run.pk: each.lead.run for each in incidents}
     night = {key: _night_ms(session, run) for key, run in runs.items()}
@@ -87,7 +85,6 @@ def _with_ab(session: Session, rows: list[MemberRow], between: CommitsBetween) -
         compared = about if about is not None and about.decided else member.compared
         rows[at] = replace(member, compared=compared, tried=next(iter(tried), ""))
     commits = {commit for each in rows if (one := each.own_ab) is not None for commit in (one.base, one.head)}
-    author_of = authors(session, commits)
     runs = {
         run.commit: run
         for chunk in chunks(commits)
@@ -97,7 +94,7 @@ def _with_ab(session: Session, rows: list[MemberRow], between: CommitsBetween) -
     def span(member: MemberRow) -> Span | None:
         if (one := member.own_ab) is None or one.base not in runs or one.head not in runs:
             return None
-        ends = Span(runs[one.base], runs[one.head], author_of.get(one.head))
+        ends = Span(runs[one.base], runs[one.head])
         return replace(ends, number=number_of_commits(ends, between))
 
     return [replace(member, ab_span=span(member)) for member in rows]

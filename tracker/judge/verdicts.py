@@ -271,9 +271,8 @@ class Gate:
     rows: tuple[Judged, ...]
     exit_code: ExitCode
     summary: str  # the first line
-    alerts: tuple[MemberRow, ...] = field(default=())  # stored alerts of the run's series
+    alerts: tuple[MemberRow, ...] = field(default=())  # stored alerts of the run's series and toolchain
     lapsed: frozenset[int] = field(default=frozenset())  # keys of expected alerts that have expired
-    elsewhere: frozenset[int] = field(default=frozenset())  # keys of alerts of other toolchains, measured alternately
     line: CommitLine = field(default=CommitLine(()))  # the runs used as history
     notes: tuple[str, ...] = ()  # caveats about that history
     transitions: tuple[str, ...] = ()  # a line for each new transition

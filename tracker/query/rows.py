@@ -33,6 +33,7 @@ class RunRow(FlatRow):
     plan: str | None
     committed: datetime | None = None  # committer's time
     rejected: str | None = None  # why a person rejected it
+    author: str | None = None
 
     COLUMNS: ClassVar[Mapping[str, str]] = {
         "run": "id",

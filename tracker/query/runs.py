@@ -26,6 +26,7 @@ def run_select() -> Select[Any]:
         Commit.branch,
         Commit.subject,
         Commit.time.label("committed"),
+        Commit.author,
     )
     why = rejections()
     selected = select(*columns, *of_commit, why.c.reason.label("rejected"))

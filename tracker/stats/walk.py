@@ -274,10 +274,7 @@ class _Walker:
         return lost
 
     def _centre(self, level: Level) -> float:
-        if not level.values:
-            assert level.known is not None
-            return level.known
-        return lower_median(_certain(level.values, abs(self.run))[:FIRST])
+        return lower_median(_certain(level.values, abs(self.run))[:FIRST]) if level.values else level.centre
 
     def predicted(self, level: Level, out: int = 0) -> Predicted:
         """Return the distribution of a level's next result. `out` is the number of newest results that are out."""

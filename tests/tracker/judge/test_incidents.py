@@ -159,7 +159,8 @@ def test_a_change_inherits_if_its_interval_meets_two_measured_ones_and_excludes_
 
 def run(number: int) -> RunRow:
     at = datetime(2026, 1, number, tzinfo=UTC)
-    return RunRow(number, f"r{number}", f"{number:040d}", False, None, None, at, "", None)
+    author = f"author {number}"
+    return RunRow(number, f"r{number}", f"{number:040d}", False, None, None, at, "", None, author=author)
 
 
 @pytest.mark.parametrize(
@@ -182,7 +183,7 @@ def span(base: int, head: int, *named: int) -> Span:
     """Return the range of two nights, each with a commit and an author, and commits that a search named."""
     facts = [{"hash": f"{name:040d}", "subject": "", "author": f"author {name}"} for name in named]
     found = (NamedCommits(tuple(facts), "", "latency", 0.99),) if named else ()
-    return Span(run(base), run(head), f"author {head}", head - base, found)
+    return Span(run(base), run(head), head - base, found)
 
 
 def member(history: Span, ab: Span | None = None, metric: str = "latency", cause: str = "code") -> MemberRow:
@@ -190,9 +191,7 @@ def member(history: Span, ab: Span | None = None, metric: str = "latency", cause
     series = SeriesRow(1, "softmax", "triton", "fwd", "bf16", "M=1", "builtin", "cooled", "H200", 0, {}, None, None)
     levels = (1.0, 1.1, 0.1, 0.09, 0.11, run(3).started, None)
     facts = {"named": history.named, "number": history.number, "ab_span": ab}
-    return MemberRow(
-        1, series, metric, OF_PLAN, cause, history.base, history.head, None, *levels, history.head_author, None, **facts
-    )  # type: ignore[arg-type]
+    return MemberRow(1, series, metric, OF_PLAN, cause, history.base, history.head, None, *levels, None, **facts)  # type: ignore[arg-type]
 
 
 OF_PLAN = IncidentRow(1, "1", "new", "@plan", run(3).started)

@@ -78,7 +78,7 @@ def nights(make: Make, seed: int, series: int = 40, count: int = 14) -> Iterator
 def alone() -> Iterator[None]:
     """Give every series a case of its own, whether or not something may have happened to it."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Cases, "unmoved", lambda self, point: None)
+        patch.setattr(Cases, "_unmoved", lambda self, point: None)
         yield
 
 

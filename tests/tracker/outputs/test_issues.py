@@ -75,12 +75,12 @@ class FakeForge:
 
 def view(key: int, state: str = "new", **facts: Any) -> IncidentRow:
     incident = IncidentRow(key, f"incident {key}", state, "Ada", FIRST + timedelta(days=key), **facts)
-    run = RunRow(1, "r1", "1" * 40, False, None, "Tiles", FIRST, "", None)
+    run = RunRow(1, "r1", "1" * 40, False, None, "Tiles", FIRST, "", None, author="Ada")
     series = SeriesRow(
         1, "grouped_gemm", "triton", "fwd", "bf16", "G=4,N=64,K=64", "imported", "cooled", "H200", 0, {}, None, None
     )
     member = MemberRow(
-        1, series, "latency", incident, "code", None, run, None, 1.0, 1.1, 0.1, 0.09, 0.11, FIRST, None, "Ada", None
+        1, series, "latency", incident, "code", None, run, None, 1.0, 1.1, 0.1, 0.09, 0.11, FIRST, None, None
     )
     return replace(incident, members=(member,))
 

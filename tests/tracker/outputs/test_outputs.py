@@ -40,7 +40,7 @@ NIGHT = datetime(2026, 1, 14, 3, tzinfo=UTC)
 
 
 def run_row(text: str = "fix", commit: str = "c" * 40) -> RunRow:
-    return RunRow(1, "run-1", commit, False, "main", text, NIGHT, "nightly", text or None)
+    return RunRow(1, "run-1", commit, False, "main", text, NIGHT, "nightly", text or None, author=text)
 
 
 def series_row(pk: int, text: str = "triton_flat", shape: str | None = None) -> SeriesRow:
@@ -60,7 +60,7 @@ def judged(pk: int, verdict: Any, text: str = "note", **facts: Any) -> Judged:
     fields: dict[str, Any] = {"note": text}
     if moved:
         fields |= {"what": "latency", "cause": "code", "effect": Effect(1.0, change=0.05, low=0.04, high=0.06)}
-        fields["span"] = Span(run_row(commit="b" * 40), run, text)
+        fields["span"] = Span(run_row(commit="b" * 40), run)
     return Judged(series, Verdict(verdict), None if verdict == "missing" else point, **fields | facts)
 
 
@@ -69,7 +69,7 @@ def alert_row(pk: int, text: str) -> MemberRow:
     incident = IncidentRow(pk, text, "acknowledged", text, NIGHT, events=events)
     return MemberRow(
         pk, series_row(pk), "latency", incident, "code", None, run_row(text), None, 1.0, 1.05, 0.05, 0.04, 0.06,
-        NIGHT, None, text, None,
+        NIGHT, None, None,
     )  # fmt: skip
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import fields
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -102,14 +101,13 @@ def test_recent_points_are_the_newest_by_time(opened: Store, make: Any) -> None:
         for n in (1, 3, 10, 20):
             recent = recent_points(session, n)
             assert len(recent.series) == 61
-            for where in map(recent.of, recent.series.tolist()):
-                ms = recent.median_ms[where]
+            for where in itertools.starmap(slice, itertools.pairwise(recent.starts.tolist())):
+                ms, status = (recent.columns[name][where][::-1] for name in ("median_ms", "status"))
                 if abs(ms[0] - 2) < 0.01:
-                    assert [STATUSES[code] for code in recent.status[where]] == ["ok", "oom"][:n]
+                    assert [STATUSES[code] for code in status] == ["ok", "oom"][:n]
                     assert np.isnan(ms[1:]).all()
                 else:
                     assert ms == pytest.approx([1.9 - 0.1 * i for i in range(min(n, 10))], rel=2e-3)
-        assert recent.of(10_000) == slice(0, 0)
 
 
 @pytest.mark.parametrize("newest", [(5,), *rarely(((1, 2, 100),))])
@@ -140,7 +138,7 @@ def test_recent_points_by_key_are_those_of_a_scan(
     copies = 0
     with opened.read() as session:
         every = recent_points(session, 100)
-        runs = sorted(set(every.run.tolist()), reverse=True)
+        runs = sorted(set(every.columns["run"].tolist()), reverse=True)
         some = rng.permutation(every.series).tolist()
         selections = [*([key] for key in some[:4]), sorted(some[:4]), sorted(some[:30])]
         lines = (None, CommitLine(tuple(runs)), CommitLine(tuple(runs[1::2])))
@@ -148,8 +146,10 @@ def test_recent_points_by_key_are_those_of_a_scan(
             scanned = read(session, 0.0, n, line, keys)
             for share in (0.02, 0.5, 1.0):
                 by_key = read(session, share, n, line, keys)
-                for name in (each.name for each in fields(Recent) if each.name != "copies"):
+                for name in ("series", "starts"):
                     np.testing.assert_array_equal(getattr(by_key, name), getattr(scanned, name), name)
+                for name, array in scanned.columns.items():
+                    np.testing.assert_array_equal(by_key.columns[name], array, name)
             if len(keys) == 1:  # which are read by key with the share that is in use
                 assert read(session, 0.02, n, line, keys).copies == scanned.copies
                 copies += scanned.copies
@@ -168,7 +168,7 @@ def belonging_to(record: Record, commit: str, day: int) -> Record:
 def test_recent_points_of_nothing(opened: Store) -> None:
     with opened.read() as session:
         recent = recent_points(session, 5)
-    assert (len(recent.series), len(recent.run), recent.starts.tolist()) == (0, 0, [0])
+    assert (len(recent.series), len(recent.columns["run"]), recent.starts.tolist()) == (0, 0, [0])
 
 
 COMMITS = ("a" * 40, "ab" + "c" * 38, "d" * 40)
