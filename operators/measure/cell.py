@@ -32,6 +32,7 @@ from groupbench.operators import plugins, relayout
 from groupbench.operators.errors import GroupbenchError, Unavailable
 from groupbench.operators.measure import accuracy, compiled, costs, exchange, moves, seal, specials, triton_key
 from groupbench.operators.measure.costs import Costs
+from groupbench.operators.measure.deferred import torch
 from groupbench.operators.measure.exchange import Sent
 from groupbench.operators.measure.faults import is_oom, located
 from groupbench.operators.measure.folders import caches_in
@@ -51,8 +52,6 @@ _libc = ctypes.CDLL(None)
 
 def open_gpu() -> None:
     """Open the GPU in a process without a cell."""
-    import torch
-
     with contextlib.suppress(Exception):  # the first request fails in the same way, and reports it
         torch.zeros(1, device="cuda")
 
@@ -150,8 +149,6 @@ class CellHandler:
 
     def adopt(self, job: Job) -> None:
         """Set the job, and import the modules that it needs. `load` or `reload` makes the inputs."""
-        import torch
-
         torch.cuda.Event  # noqa: B018 - import it before the backend
         seal.close()
         self.unload()
@@ -370,22 +367,16 @@ def _invariance(handler: CellHandler) -> dict[str, float]:
 
 def _synchronize(device: str) -> None:
     if device == "cuda":
-        import torch
-
         torch.cuda.synchronize()
 
 
 def _release() -> None:
     """Free the GPU memory that torch keeps for later allocations, if it has opened a GPU."""
-    import torch
-
     torch.cuda.empty_cache()
 
 
 def _pads(seed: int, device: str) -> list[Any]:
     """Return unused allocations to shift later addresses: up to seven small ones, one up to 64 MiB."""
-    import torch
-
     draw = random.Random(seed)
     sizes = [512 * draw.randrange(1, 2048) for _ in range(draw.randrange(8))]
     return [torch.empty(size, dtype=torch.uint8, device=device) for size in [*sizes, 512 * draw.randrange(1, 1 << 17)]]
@@ -393,8 +384,6 @@ def _pads(seed: int, device: str) -> list[Any]:
 
 def own_nvml() -> Any:
     """Return the state of this process's GPU."""
-    import torch
-
     from groupbench.operators.measure.telemetry import Nvml
 
     return Nvml(f"GPU-{torch.cuda.get_device_properties(0).uuid}")

@@ -22,6 +22,7 @@ import msgspec
 
 from groupbench.operators.errors import Unavailable
 from groupbench.operators.measure.compiled import replaced
+from groupbench.operators.measure.deferred import torch
 from groupbench.operators.operator import Placement, Run
 
 _now = time.perf_counter
@@ -76,8 +77,6 @@ ALL = (MEMORY, KERNELS, EAGER, ENERGY, COLD, INVARIANCE)
 
 def of_cuda(run: Callable[[], Any], wanted: Sequence[str], call_ms: float, nvml: Any) -> Costs:
     """Return the wanted costs for a call on the current CUDA device, without unmeasurable ones."""
-    import torch
-
     values: dict[str, float] = {}
     names = None
     with contextlib.suppress(Exception):
@@ -97,8 +96,6 @@ def of_cuda(run: Callable[[], Any], wanted: Sequence[str], call_ms: float, nvml:
 
 
 def _energy(run: Callable[[], Any], call_ms: float, nvml: Any) -> dict[str, float]:
-    import torch
-
     def event() -> Any:
         recorded = torch.cuda.Event(enable_timing=True)
         recorded.record()
@@ -197,8 +194,6 @@ class CudaMemory:
     """The memory counters of the current CUDA device."""
 
     def __init__(self) -> None:
-        import torch
-
         self._cuda = cuda = torch.cuda
         self._clear = getattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: None)
         self.synchronize = cuda.synchronize
@@ -287,8 +282,6 @@ def launched(run: Callable[[], Any]) -> tuple[str, ...] | None:
     The call is captured into a CUDA graph, which is read and dropped: nothing runs. None if the call cannot be captured
     (for example, because it waits for the GPU), or if this torch or driver does not expose the graph.
     """
-    import torch
-
     try:
         graph = torch.cuda.CUDAGraph(keep_graph=True)
         stream = torch.cuda.Stream()
@@ -389,8 +382,6 @@ def batch_invariant(prepare: Callable[[Any], Run], placements: Iterable[Placemen
 
 def _bits(output: Any, placement: Placement) -> bytes | None:
     """Return the bits of the planted row, or None for an output with other rows."""
-    import torch
-
     if output.dim() < 2 or output.size(0) != placement.rows:
         return None
     bits: bytes = output[placement.row].detach().contiguous().view(torch.uint8).cpu().numpy().tobytes()

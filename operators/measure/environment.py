@@ -21,6 +21,7 @@ import msgspec
 
 from groupbench.operators.errors import UsageError
 from groupbench.operators.measure import confine
+from groupbench.operators.measure.deferred import torch
 from groupbench.operators.measure.telemetry import Nvml
 from groupbench.operators.measure.texts import storable
 from groupbench.tracker.facts.environment import installed_version
@@ -129,8 +130,6 @@ def examine(device: str) -> tuple[Environment, tuple[int, int] | None]:
 
     Raises UsageError if the device is "cuda" and torch finds no GPU.
     """
-    import torch
-
     from groupbench.kernels.device import cuda_capability
 
     if device == "cuda" and not torch.cuda.is_available():
@@ -149,8 +148,6 @@ def detect(device: str) -> Environment:
     """Return this process's environment. This imports torch, and opens the GPU if the device is "cuda"."""
     facts: dict[str, Any] = {}
     if device == "cuda":
-        import torch
-
         properties = torch.cuda.get_device_properties(0)
         uuid = f"GPU-{properties.uuid}"
         nvml = Nvml(uuid)
@@ -167,8 +164,6 @@ def detect(device: str) -> Environment:
             "max_sm_clock_mhz": nvml.get("nvmlDeviceGetMaxClockInfo", 1),
         }
     else:
-        import torch
-
         facts = {"cpu_threads": torch.get_num_threads()}
     return Environment(
         device="cuda" if device == "cuda" else "cpu",

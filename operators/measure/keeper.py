@@ -8,6 +8,7 @@ from typing import Any
 
 from groupbench.operators.measure import exchange, moves
 from groupbench.operators.measure.arrays import size_of
+from groupbench.operators.measure.deferred import torch
 from groupbench.operators.measure.protocol import Watch, reserved_l2
 
 
@@ -47,8 +48,6 @@ class Keeper(Watch):
         """Allocate output buffers, so nothing is allocated while the GPU's queue is being filled."""
         if not self.buffers and self.device == "cuda":
             _, parts = exchange.plain_parts(out, self.device)
-            import torch
-
             self.room = room_for(size_of(parts), self.samples, self.device)
             self.buffers = [[torch.empty_like(part) for part in parts] for _ in range(self.room)]
 

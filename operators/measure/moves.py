@@ -16,15 +16,13 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
 from groupbench.operators.measure.arrays import size_of, tensor_of
+from groupbench.operators.measure.deferred import Tensor, torch
 from groupbench.operators.measure.given import named_leaves, named_tensors
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -83,8 +81,6 @@ class Copied(msgspec.Struct, frozen=True):
 
     def pair(self, most: int) -> tuple[Tensor, Tensor] | None:
         """Return a copy and a source in this layout; None if they need more than `most` bytes, or are not valid."""
-        import torch
-
         dtype = getattr(torch, self.dtype, None)
         made: list[Tensor] = []
         for strides in (self.strides, self.source_strides):
@@ -162,8 +158,6 @@ class Moves:
 
     def _begin(self, secret: int) -> None:
         """Make a secret's full move: draw one mask for each kind of part, and flip those bits everywhere."""
-        import torch
-
         self._secret, self._step = secret, 0
         self._random = random.Random(secret)
         if self._drawn is not None:
@@ -289,8 +283,6 @@ def _others(inputs: Any) -> list[Any]:
 
 def _parts(inputs: Any, names: Collection[str]) -> list[_Part]:
     """Return one part per distinct storage, in input order, which is the same in every process."""
-    import torch
-
     integers = {8: torch.int8, 16: torch.int16, 32: torch.int32, 64: torch.int64}
     parts: dict[int, _Part] = {}
     for name, tensor in named_tensors(inputs):
@@ -311,8 +303,6 @@ def _parts(inputs: Any, names: Collection[str]) -> list[_Part]:
 
 def within(copies: Sequence[tuple[Any, Any]], inputs: Any) -> list[tuple[Tensor, Tensor]]:
     """Return the pairs (copy, source) with elements. Raises TypeError if one is not an input's copy."""
-    import torch
-
     addresses = {tensor.untyped_storage().data_ptr() for _, tensor in named_tensors(inputs)}
     pairs = []
     for copy, source in copies:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from groupbench.operators.measure.deferred import torch
 from groupbench.operators.measure.wire import Burst, Failure, Paced
 from groupbench.tracker.facts.record import NOT_CHECKED
 
@@ -421,8 +422,6 @@ def stretch(device: str, usual_ms: float = math.inf) -> float:
     if device != "cuda":
         parts = [_timed_sums() for _ in range(LIMITS.bursts)]
         return min(map(statistics.fmean, parts)) / min(usual_ms, *map(_undisturbed, parts))
-    import torch
-
     torch.cuda._sleep(LIMITS.gauge_spins * LIMITS.gauge_cycles)  # brings the clock up
     events = [torch.cuda.Event(enable_timing=True) for _ in range(LIMITS.gauge_spins + 1)]
     for event in events[:-1]:
@@ -441,8 +440,6 @@ def usual_ms() -> float:
 
 def _timed_sums() -> list[float]:
     """Return the times in ms of known work on a CPU, which together take as long as a burst of an audit."""
-    import torch
-
     terms = torch.ones(LIMITS.gauge_values)
     total = torch.add(terms, terms)
     times: list[float] = []
