@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
@@ -25,6 +25,7 @@ from groupbench.operators.errors import UsageError
 from groupbench.operators.measure import accuracy, costs, environment, exchange, moves, specials, witness
 from groupbench.operators.measure.arrays import size_of
 from groupbench.operators.measure.cell import _release, _synchronize, own_nvml
+from groupbench.operators.measure.deferred import Tensor, torch
 from groupbench.operators.measure.exchange import Sent
 from groupbench.operators.measure.given import Given, named_tensors
 from groupbench.operators.measure.keeper import Keeper
@@ -32,9 +33,6 @@ from groupbench.operators.measure.protocol import CpuTimer, Protocol
 from groupbench.operators.measure.wire import Job, Paced
 from groupbench.operators.tolerances import TOLERANCES, Tolerance, table_of
 from groupbench.tracker.facts.record import Accuracy
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -87,8 +85,6 @@ class OutputJudgement(msgspec.Struct, frozen=True):
 
 def make_ready() -> None:
     """Make a GPU context and load a judgement's kernels, which together take half a second."""
-    import torch
-
     with contextlib.suppress(Exception):  # the next request fails in the same way, and reports it
         output = torch.ones(128, 128, dtype=torch.bfloat16, device="cuda")
         wide = output.float()
@@ -194,8 +190,6 @@ class JudgeHandler:
             copies: The backend's copies of inputs, which are updated too, up to the size of all inputs together.
             processor: Number of the processor to run on. On a virtual machine, one may be twice as slow as another.
         """
-        import torch
-
         problem = self.problem
         outputs = [torch.ones(part.shape, dtype=getattr(torch, part.dtype)) for part in problem.output]
         keeper = Keeper(problem.moves, problem.job.device, calls, problem.buffers)
@@ -286,8 +280,6 @@ class JudgeHandler:
 
 def _one_rounding(output_dtype: str) -> float:
     """Return the relative RMS error of a result rounded once; 0 for integers and packed formats, such as w4."""
-    import torch
-
     name = output_dtype.partition("_")[0]
     if name in _SUMMED:
         return _SUMMED[name]
@@ -334,8 +326,6 @@ def _received(sent: Sent, path: str, device: str) -> Any:
 
     Raises ValueError if the data does not describe tensors, or if the file is too short for them.
     """
-    import torch
-
     tensors = []
     for part in sent.parts:
         dtype = getattr(torch, part.dtype, None)
@@ -361,8 +351,6 @@ def _read(path: str, offset: int, size: int, device: str) -> Tensor:
 
     Raises ValueError if the file is too short.
     """
-    import torch
-
     data = bytearray(size)
     with Path(path).open("rb") as file:
         file.seek(max(offset, 0))
