@@ -287,7 +287,8 @@ def compare(
     near = expected.square().mean(-1, keepdim=True).sqrt_().clamp_(min=scale)
     outside = error > tolerance.atol * near + tolerance.rtol * expected
     mismatch = outside.float().mean().item()
-    rms = _ratio(error.square().mean().sqrt().item(), scale)
+    rms = error.square().mean().sqrt().item()
+    rms = rms / scale if scale else math.inf if rms else 0.0
     worst = _worst_block(error, expected, scale)
     first_bad = tuple(torch.nonzero(outside)[0].tolist()) if mismatch else None
     accuracy = Accuracy(
@@ -413,12 +414,6 @@ def _bits(x: Tensor) -> torch.Tensor:
 def _integers(x: Tensor) -> torch.dtype:
     """Return the integer type as large as a tensor's elements."""
     return {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[x.element_size()]
-
-
-def _ratio(error: float, scale: float) -> float:
-    if error == 0:
-        return 0.0
-    return error / scale if scale else math.inf
 
 
 def _percent(share: float) -> str:

@@ -40,6 +40,7 @@ from groupbench.operators.measure.given import Given
 from groupbench.operators.measure.keeper import Keeper
 from groupbench.operators.measure.loaded import Seen, watch
 from groupbench.operators.measure.protocol import CpuTimer, GpuTimer, Protocol, timer_of, timing_of
+from groupbench.operators.measure.telemetry import Nvml
 from groupbench.operators.measure.texts import one_line
 from groupbench.operators.measure.wire import FAILED, RETURNED, Burst, Failure, Job, Prepared, Request
 from groupbench.operators.operator import Backend, Operator
@@ -262,12 +263,9 @@ class CellHandler:
         """Return the output for other values and another routing of the same number of rows, in the same buffers."""
         ready = self.ready
         ready.moves.set(None)
-        held = moves.reroute(self.operator, self.shape, self.inputs, seed)
-        ready.moves.set(secret)
-        shown = _shown_again(self)
-        for tensor, before in held or ():
-            tensor.copy_(before)
-        return shown
+        with moves.rerouted(self.operator, self.shape, self.inputs, seed):
+            ready.moves.set(secret)
+            return _shown_again(self)
 
     def reload(self, seed: int, samples: int) -> None:
         """Make the inputs again at other addresses, after allocations of random sizes, and prepare the backend.
@@ -384,6 +382,4 @@ def _pads(seed: int, device: str) -> list[Any]:
 
 def own_nvml() -> Any:
     """Return the state of this process's GPU."""
-    from groupbench.operators.measure.telemetry import Nvml
-
     return Nvml(f"GPU-{torch.cuda.get_device_properties(0).uuid}")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib.util
-import json
 import os
 import platform
 import re
@@ -13,7 +12,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping
-from importlib.metadata import PackageNotFoundError, distribution, version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ import msgspec
 from groupbench.operators.errors import UsageError
 from groupbench.operators.measure import confine
 from groupbench.operators.measure.deferred import torch
+from groupbench.operators.measure.fingerprint import version_of
 from groupbench.operators.measure.telemetry import Nvml
 from groupbench.operators.measure.texts import storable
 from groupbench.tracker.facts.environment import installed_version
@@ -146,14 +146,13 @@ def _confinement() -> str | None:
 
 def detect(device: str) -> Environment:
     """Return this process's environment. This imports torch, and opens the GPU if the device is "cuda"."""
-    facts: dict[str, Any] = {}
     if device == "cuda":
         properties = torch.cuda.get_device_properties(0)
         uuid = f"GPU-{properties.uuid}"
         nvml = Nvml(uuid)
         limit = nvml.get("nvmlDeviceGetPowerManagementLimit")
         driver = _driver(nvml)
-        facts = {
+        facts: dict[str, Any] = {
             "gpu": properties.name,
             "gpu_uuid": uuid,
             "gpu_memory_mib": properties.total_memory >> 20,
@@ -209,13 +208,10 @@ def without_packages(detected: Environment) -> Environment:
 def tritonbench_version() -> str | None:
     """Return the version with the commit installed by pip, since the version never changes; "source" for a path."""
     try:
-        installed = distribution("tritonbench")
+        return version_of("tritonbench")
     except PackageNotFoundError:
         # Not hosts.has_tritonbench: this code also measures older trees, which lack it.
         return "source" if importlib.util.find_spec("tritonbench") else None
-    origin = json.loads(installed.read_text("direct_url.json") or "{}")
-    commit = origin.get("vcs_info", {}).get("commit_id", "")
-    return f"{installed.version}+{commit[:10]}" if commit else installed.version
 
 
 def _driver(nvml: Nvml) -> str | None:

@@ -62,6 +62,9 @@ LATE = "the output is not the one that was kept: it has changed since the burst"
 FEW = 1 << 20
 """Elements that an output may have beyond twice those of the reference, such as scales of a packed one."""
 
+OF_PROBLEM = ("operator", "shape", "dtype", "mode", "seed", "device")
+"""The fields of a job that name its problem."""
+
 _CHECKED: set[str] = set()
 """Operators of plugins whose inputs were made twice."""
 
@@ -96,7 +99,7 @@ class _Problem:
 
     def __init__(self, job: Job) -> None:
         self.job = job
-        self.operator = _operator(job)
+        self.operator = registry.operator_alone(job.operator, job.plugins).in_mode(job.mode)
         self.shape = job.shape_of(self.operator)
         self.inputs = self.draw(job.seed)
         self._check_inputs()
@@ -109,6 +112,9 @@ class _Problem:
 
     def draw(self, seed: int) -> Any:
         return self.operator.make_inputs(self.shape, self.job.dtype, self.job.device, seed)
+
+    def rerouted(self, seed: int) -> contextlib.AbstractContextManager[bool]:
+        return moves.rerouted(self.operator, self.shape, self.inputs, seed)
 
     def _check_inputs(self) -> None:
         """Raise UsageError if a plugin's inputs come from an unseeded generator.
@@ -132,17 +138,15 @@ class _Problem:
         if at != self._at:
             self._at = self._reference = None
             _release()
-            held = None
-            if at.rerouted is not None:
-                self.moves.set(None)
-                held = moves.reroute(self.operator, self.shape, self.inputs, at.rerouted)
-            self.moves.set(at.secret, at.step)
-            if at.special is not None:
-                specials.write(self.operator, self.inputs, at.special)
-            self._reference = self.operator.reference(self.inputs)
-            _synchronize(self.job.device)
-            for tensor, before in held or ():
-                tensor.copy_(before)
+            with contextlib.ExitStack() as context:
+                if at.rerouted is not None:
+                    self.moves.set(None)
+                    context.enter_context(self.rerouted(at.rerouted))
+                self.moves.set(at.secret, at.step)
+                if at.special is not None:
+                    specials.write(self.operator, self.inputs, at.special)
+                self._reference = self.operator.reference(self.inputs)
+                _synchronize(self.job.device)
             self._at = at
         return self._reference
 
@@ -166,7 +170,7 @@ class JudgeHandler:
 
         If not, a stale result is not noticed.
         """
-        if self._loaded is None or _facts(self._loaded.job) != _facts(job):
+        if self._loaded is None or any(getattr(self._loaded.job, name) != getattr(job, name) for name in OF_PROBLEM):
             self.unload()
             _release()  # the inputs of a problem that did not fit
             self._loaded = _Problem(job)
@@ -215,10 +219,8 @@ class JudgeHandler:
 
     def can_reroute(self, seed: int) -> bool:
         """Return whether this problem has another routing."""
-        held = moves.reroute(self.problem.operator, self.problem.shape, self.problem.inputs, seed)
-        for tensor, before in held or ():
-            tensor.copy_(before)
-        return held is not None
+        with self.problem.rerouted(seed) as can:
+            return can
 
     def can_be_special(self) -> bool:
         """Return whether any input can hold special values."""
@@ -261,7 +263,6 @@ class JudgeHandler:
         tensors = list(outputs) if isinstance(outputs, (list, tuple)) else [outputs]
         size = size_of(tensors)
         late = named is not None and exchange.sums([tensors]) != (named,)
-        reference = problem.reference(at)
         view = accuracy.as_given if at.special is None else specials.comparable
         measured, fault = accuracy.judge(outputs, reference, operator, dtype, tolerance, local, view, like)
         if at.special is not None:
@@ -358,15 +359,6 @@ def _read(path: str, offset: int, size: int, device: str) -> Tensor:
     if read < size or offset < 0:
         raise ValueError("the backend's process sent fewer bytes than it announced")
     return torch.frombuffer(data, dtype=torch.uint8).to(device)
-
-
-def _facts(job: Job) -> tuple[Any, ...]:
-    return (job.operator, job.shape, job.dtype, job.mode, job.seed, job.device)
-
-
-def _operator(job: Job) -> Any:
-    """Return the operator without the plugins' backends. Imports a plugin only if it defines the operator."""
-    return registry.operator_alone(job.operator, job.plugins).in_mode(job.mode)
 
 
 def _tolerance(operator: Any, row: str | None, dtype: str) -> Tolerance:

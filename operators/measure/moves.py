@@ -14,7 +14,8 @@ same moves on separate inputs. Flipping bits twice restores them, so no copy is 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -242,13 +243,8 @@ class _Drawn:
     @staticmethod
     def of(inputs: Any, draw: Callable[[int], Any]) -> _Drawn | None:
         """Return the inputs made by `draw`; None if they could not be written over the first."""
-        other = draw(1)
-        if _others(other) != _others(inputs) or not list(named_tensors(inputs)):
-            return None
-        alike = [(name, tensor.shape, tensor.dtype) for name, tensor in named_tensors(other)]
-        if alike != [(name, tensor.shape, tensor.dtype) for name, tensor in named_tensors(inputs)]:
-            return None
-        return _Drawn(inputs, draw)
+        alike = _outline(draw(1)) == _outline(inputs)
+        return _Drawn(inputs, draw) if alike and list(named_tensors(inputs)) else None
 
     def begin(self, secret: int) -> None:
         """Draw inputs from this secret from now on. Those on a GPU are made before the first call is queued."""
@@ -276,9 +272,10 @@ class _Drawn:
         return self._made[turn]
 
 
-def _others(inputs: Any) -> list[Any]:
-    """Return the values in the inputs that are not tensors."""
-    return [value for _, value in named_leaves(inputs) if tensor_of(value) is None]
+def _outline(inputs: Any) -> list[Any]:
+    """Return the inputs with tensors by name, shape and dtype."""
+    leaves = ((name, tensor_of(value), value) for name, value in named_leaves(inputs))
+    return [value if tensor is None else (name, tensor.shape, tensor.dtype) for name, tensor, value in leaves]
 
 
 def _parts(inputs: Any, names: Collection[str]) -> list[_Part]:
@@ -317,13 +314,18 @@ def within(copies: Sequence[tuple[Any, Any]], inputs: Any) -> list[tuple[Tensor,
     return pairs
 
 
-def reroute(operator: Any, shape: Any, inputs: Any, seed: int) -> list[tuple[Tensor, Tensor]] | None:
-    """Change the inputs' routing in place, to another one with the same number of rows.
+@contextmanager
+def rerouted(operator: Any, shape: Any, inputs: Any, seed: int) -> Iterator[bool]:
+    """Change the inputs' routing in place in a context, to another one with the same number of rows.
 
-    Returns (tensor, old contents) of each index tensor. Returns None if the operator has no routing, or if the shape
-    has only one.
+    Yields whether there is one: the operator may have no routing, and the shape only one.
     """
     if operator.reroute is None:
-        return None
+        yield False
+        return
     held = [(t, t.clone()) for _, t in named_tensors(inputs) if not t.is_floating_point()]
-    return held if operator.reroute(shape, inputs, seed) else None
+    try:
+        yield bool(operator.reroute(shape, inputs, seed))
+    finally:
+        for tensor, before in held:
+            tensor.copy_(before)

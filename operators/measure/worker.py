@@ -313,7 +313,8 @@ class Worker:
             if warden.OUT_OF_MEMORY in self.printed or self._memory_kills != host_memory.killed():
                 return Failure("oom", f"killed during {self._doing}, because the host ran out of memory{report}")
             return Failure("error", f"the process, or the one above it, was killed during {self._doing}{report}")
-        return Failure("error", f"the process died ({_cause_of_death(code)}) during {self._doing}{report}")
+        cause = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        return Failure("error", f"the process died ({cause}) during {self._doing}{report}")
 
 
 class Spare(Worker):
@@ -398,10 +399,6 @@ def _as_its_own(failure: Failure) -> Failure:
     if not failure.message.startswith(NOT_CHECKED):
         return failure
     return msgspec.structs.replace(failure, message=f"its process reports: {failure.message}")
-
-
-def _cause_of_death(code: int) -> str:
-    return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
 
 
 def call(function: Callable[..., Any], *arguments: Any, timeout_s: float = OPENING_S) -> Any:
