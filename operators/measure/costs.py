@@ -111,8 +111,7 @@ def _energy(run: Callable[[], Any], call_ms: float, nvml: Any) -> dict[str, floa
 class Building:
     """Milliseconds spent compiling and tuning during a period; None without any."""
 
-    compiled_ms: float = 0.0
-    compiled: int = 0  # kernels that no cache had
+    compiled_ms: float | None = None  # of kernels that no cache had
     tuned_ms: float | None = None  # with the compiling of candidates
     within_tuning_ms: float = 0.0  # compiling of candidates
     _depth: int = field(default=0, repr=False)
@@ -120,7 +119,7 @@ class Building:
     @property
     def metrics(self) -> dict[str, float]:
         """Return `compile_ms` and `tune_ms`, each only if there was any; tuning without compiling."""
-        values = {"compile_ms": self.compiled_ms} if self.compiled else {}
+        values = {} if self.compiled_ms is None else {"compile_ms": self.compiled_ms}
         if self.tuned_ms is not None:
             values["tune_ms"] = max(0.0, self.tuned_ms - self.within_tuning_ms)
         return values
@@ -143,8 +142,7 @@ def building() -> Iterator[Building]:
 
     def listener(**event: Any) -> None:
         if not event.get("cache_hit"):
-            total.compiled += 1
-            total.compiled_ms += event["times"].total / 1e3
+            total.compiled_ms = (total.compiled_ms or 0.0) + event["times"].total / 1e3
             if total._depth:
                 total.within_tuning_ms += event["times"].total / 1e3
         if before is not None:

@@ -168,7 +168,7 @@ def detect(device: str) -> Environment:
         device="cuda" if device == "cuda" else "cpu",
         cpu=cpu_model(),
         cpu_count=os.cpu_count(),
-        memory_mib=_memory_mib(),
+        memory_mib=(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")) >> 20,
         os=f"{platform.system()} {platform.release()}",
         host=storable(platform.node()) or None,
         python=platform.python_version(),
@@ -228,7 +228,3 @@ def cpu_model() -> str | None:
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
     return platform.processor() or platform.machine() or None
-
-
-def _memory_mib() -> int:
-    return (os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")) >> 20

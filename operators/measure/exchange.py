@@ -91,19 +91,19 @@ def send(form: str, parts: Sequence[Tensor], file: int) -> Sent:
             return Sent(form, tuple(map(_by_handle, parts)))
         except RuntimeError:  # no CUDA IPC in this container, or memory that cannot be shared
             pass
-    offsets, end = [], 0
+    places, end = list[Part](), 0
     for part in parts:
-        offsets.append(end)
+        places.append(Part(_name(part), tuple(part.shape), end))
         end += -(-part.numel() * part.element_size() // 64) * 64
     if end:
         os.ftruncate(file, max(end, os.fstat(file).st_size))
         with mmap.mmap(file, end) as memory:
             whole = torch.frombuffer(memory, dtype=torch.uint8)
-            for part, offset in zip(parts, offsets, strict=True):
+            for part, place in zip(parts, places, strict=True):
                 flat = _memory(part)
-                whole[offset : offset + len(flat)].copy_(flat)
+                whole[place.offset : place.offset + len(flat)].copy_(flat)
             del whole
-    return Sent(form, tuple(Part(_name(p), tuple(p.shape), offset) for p, offset in zip(parts, offsets, strict=True)))
+    return Sent(form, tuple(places))
 
 
 def sums(outputs: Sequence[Sequence[Tensor]]) -> tuple[int, ...]:

@@ -110,13 +110,11 @@ class AbServer:
 
     def cells(self, **selection: Any) -> list[dict[str, Any]]:
         """Return the selected cells, as `list_cells` does."""
-        cells: list[dict[str, Any]] = call(list_cells, self._device, self._capability, selection)
-        return cells
+        return call(list_cells, self._device, self._capability, selection)
 
     def offers(self, candidate: str, plugins: list[str]) -> list[dict[str, Any]]:
         """Return the backends that a plugin adds to those of other plugins and of groupbench."""
-        offers: list[dict[str, Any]] = call(list_offers, candidate, tuple(plugins))
-        return offers
+        return call(list_offers, candidate, tuple(plugins))
 
     def prepare(self, cell: dict[str, Any], timeout_s: float) -> dict[str, Any] | Failure:
         """Check a cell's results in the checking process, and return its accuracy, costs and kernels.
@@ -286,14 +284,14 @@ class AbServer:
         job = self._job
         if cell.get("trusted") is not None:
             job = replace(job, plugins=tuple(cell["trusted"]), backend=cell["base_backend"])
-        learned: HeldTo = self._learned(held_to, job)
-        return learned
+        return self._learned(held_to, job)
 
-    def _learned(self, function: Callable[..., Any], job: Job, *more: Any) -> Any:
+    def _learned(self, function: Callable[..., T], job: Job, *more: Any) -> T:
         """Return a function's result for a job, which another process computes once."""
         if (function, job) not in self._known:
             self._known[function, job] = call(function, job, *more)
-        return self._known[function, job]
+        result: T = self._known[function, job]
+        return result
 
     def _as_job(self, cell: dict[str, Any]) -> Job:
         named = {key: cell[key] for key in ("operator", "backend", "shape", "dtype", "mode", "seed")}

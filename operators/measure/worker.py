@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import msgspec
 
@@ -36,6 +36,8 @@ from groupbench.tracker.facts.measured_tree import add_measured_folders
 from groupbench.tracker.facts.record import NOT_CHECKED
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 MEASURING = "/groupbench/operators/measure/"
 """Folder of this package's own frames in a backend's stack."""
@@ -401,7 +403,7 @@ def _as_its_own(failure: Failure) -> Failure:
     return msgspec.structs.replace(failure, message=f"its process reports: {failure.message}")
 
 
-def call(function: Callable[..., Any], *arguments: Any, timeout_s: float = OPENING_S) -> Any:
+def call(function: Callable[..., T], *arguments: Any, timeout_s: float = OPENING_S) -> T:
     """Return the result of a function in a new process, which is confined like a cell's.
 
     Args:
@@ -413,7 +415,8 @@ def call(function: Callable[..., Any], *arguments: Any, timeout_s: float = OPENI
     """
     caller = _Caller("cpu", timeout_s)
     try:
-        return result_of(caller.ask(Request("call", (function, *arguments))))
+        result: T = result_of(caller.ask(Request("call", (function, *arguments))))
+        return result
     finally:
         caller.close()
 
