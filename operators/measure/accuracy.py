@@ -342,14 +342,8 @@ def poisoned() -> Iterator[None]:
     """Fill uninitialized floating-point tensors, allocated by Python code in this context, with NaN."""
     from torch.utils._python_dispatch import TorchDispatchMode
 
-    fresh = {
-        torch.ops.aten.empty.memory_format,
-        torch.ops.aten.empty_strided.default,
-        torch.ops.aten.empty_permuted.default,
-        torch.ops.aten.empty_like.default,
-        torch.ops.aten.new_empty.default,
-        torch.ops.aten.new_empty_strided.default,
-    }
+    names = ("empty_strided", "empty_permuted", "empty_like", "new_empty", "new_empty_strided")
+    fresh = {torch.ops.aten.empty.memory_format, *(getattr(torch.ops.aten, name).default for name in names)}
 
     class Poison(TorchDispatchMode):
         @classmethod

@@ -300,13 +300,7 @@ class CellHandler:
         self.kept = kept.kept
         sums = kept.sums()
         timer = GpuTimer if isinstance(ready.timer, GpuTimer) else CpuTimer
-        objects = (
-            (ready.timer, timer),
-            (ready.moves, moves.Moves),
-            (kept.inputs, moves.Moves),
-            (kept, Keeper),
-            (kept.kept, list),
-        )
+        objects = (ready.timer, timer), (kept.inputs, moves.Moves), (kept, Keeper), (kept.kept, list)
         # On a CPU, a replaced function hides no time from the parent's clock, and `restore` looks once.
         problem = seal.problem(self.job.device, *objects) if self.job.device == "cuda" else seal.exchanged(*objects)
         if problem is None and kept.reserved:

@@ -164,6 +164,7 @@ def detect(device: str) -> Environment:
         }
     else:
         facts = {"cpu_threads": torch.get_num_threads()}
+    facts |= {name: installed_version(name) for name in ("torch", "triton", "helion", "groupbench")}
     return Environment(
         device="cuda" if device == "cuda" else "cpu",
         cpu=cpu_model(),
@@ -172,11 +173,7 @@ def detect(device: str) -> Environment:
         os=f"{platform.system()} {platform.release()}",
         host=storable(platform.node()) or None,
         python=platform.python_version(),
-        torch=installed_version("torch"),
-        triton=installed_version("triton"),
-        helion=installed_version("helion"),
         tritonbench=tritonbench_version(),
-        groupbench=installed_version("groupbench"),
         settings={
             storable(key): cut(storable(value))
             for key, value in sorted(os.environ.items())
