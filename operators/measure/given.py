@@ -62,10 +62,8 @@ class Given:
 
 def named_tensors(inputs: Any) -> Iterator[tuple[str, Tensor]]:
     """Yield ("x.a", tensor) for every tensor or NumPy array in dataclasses, sequences and mappings."""
-    for name, value in named_arrays(inputs):
-        tensor = tensor_of(value)
-        if tensor is not None:
-            yield name, tensor
+    pairs = ((name, tensor_of(value)) for name, value in named_arrays(inputs))
+    return ((name, tensor) for name, tensor in pairs if tensor is not None)
 
 
 def named_arrays(inputs: Any) -> Iterator[tuple[str, Any]]:

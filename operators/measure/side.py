@@ -341,7 +341,8 @@ def list_offers(candidate: str, plugins: tuple[str, ...]) -> list[dict[str, Any]
     Raises UsageError if the candidate does not load, or if a backend's operator is unknown.
     """
     # Before the candidate is imported: its decorators add backends to the plugins' operators.
-    before = {op: {b.name for b in registry.get_operator(op, plugins).backends} for op in _added(plugins)}
+    added = [name for name in registry.operator_names(plugins) if name not in registry.CATALOG]
+    before = {op: {b.name for b in registry.get_operator(op, plugins).backends} for op in added}
     plugin = registry.read(candidate)
     registry.plugin_backends((*plugins, candidate))
     offers = [(b.operator, b.name) for b in plugin.backends]
@@ -358,10 +359,6 @@ def list_offers(candidate: str, plugins: tuple[str, ...]) -> list[dict[str, Any]
             continue
         answers.append({"operator": operator, "backend": backend, "baseline": extended.baseline, "own": defines})
     return answers
-
-
-def _added(plugins: tuple[str, ...]) -> list[str]:
-    return [name for name in registry.operator_names(plugins) if name not in registry.CATALOG]
 
 
 def amounts(job: Job) -> tuple[int, int]:
