@@ -115,11 +115,8 @@ class Moves:
         if self._drawn is not None:
             moving = {tensor.untyped_storage().data_ptr() for tensor in self._drawn.tensors}
         self.copies = [pair for pair in copies if pair[1].untyped_storage().data_ptr() in moving]
-        self._changing = [
-            tensor
-            for name, tensor in named_tensors(inputs)
-            if not tensor.is_inference() and tensor.untyped_storage().data_ptr() in moving
-        ]
+        versioned = [tensor for _, tensor in named_tensors(inputs) if not tensor.is_inference()]
+        self._changing = [tensor for tensor in versioned if tensor.untyped_storage().data_ptr() in moving]
         self._secret: int | None = None
         self._step = 0
         self._masks: dict[tuple[Any, int], Tensor] = {}

@@ -219,9 +219,8 @@ class GpuTimer:
         """Return the host time in ms to launch a call on an idle GPU."""
         times: list[float] = []
         begun = _now()
-        while len(times) < QUEUE.least_enqueued or (
-            len(times) < QUEUE.most_enqueued and _now() - begun < QUEUE.enqueue_s
-        ):
+        fewest, most = QUEUE.least_enqueued, QUEUE.most_enqueued
+        while len(times) < fewest or (len(times) < most and _now() - begun < QUEUE.enqueue_s):
             torch.cuda.synchronize()
             start = _now()
             self.run()

@@ -161,7 +161,6 @@ def _inside(label: str, value: Any, used: set[str]) -> Iterator[tuple[str, Calla
     if isinstance(value, FunctionType):
         used.update(_names(value.__code__))
         yield f"{label}'s code", partial(getattr, value, "__code__")
-        yield f"{label}'s defaults", partial(getattr, value, "__defaults__")
     elif isinstance(value, type):
         for name, method in list(vars(value).items()):
             if isinstance(method, FunctionType):

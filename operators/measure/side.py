@@ -381,11 +381,9 @@ def list_cells(device: str, capability: tuple[int, int] | None, chosen: dict[str
     operator = selection.select_mode(operator, mode)
     dtypes = selection.select_dtypes(operator, chosen.get("dtypes") or (), device)
     shapes = selection.select_shapes(operator, chosen.get("suites") or (), chosen.get("shapes") or (), device)
-    backends = [get_backend(operator, name) for name in chosen.get("backends") or ()] or [
-        backend
-        for backend in operator.backends
-        if not getattr(backend, "only_as_baseline", False)  # an older tree
-    ]
+    # Backends of an older tree lack the field.
+    usual = [backend for backend in operator.backends if not getattr(backend, "only_as_baseline", False)]
+    backends = [get_backend(operator, name) for name in chosen.get("backends") or ()] or usual
     return [
         {
             "operator": operator.name,
@@ -393,12 +391,11 @@ def list_cells(device: str, capability: tuple[int, int] | None, chosen: dict[str
             "shape": str(shape),
             "dtype": dtype,
             "mode": mode,
-            "unavailable": selection.why_unavailable(
-                operator, backend.name, Target(device, dtype, device == "cpu", capability)
-            ),
+            "unavailable": selection.why_unavailable(operator, backend.name, target),
         }
         for shape in shapes
         for dtype in dtypes
+        for target in [Target(device, dtype, device == "cpu", capability)]
         for backend in backends
     ]
 

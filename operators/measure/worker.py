@@ -231,10 +231,8 @@ class Worker:
             servers.watchdog().limit(self._process.handle, self.timeout_s - waited_s)
         if self._cell and NOTICE_S <= waited_s < NOTICE_S + REPORT_EVERY_S:
             warn_of_wait(log, self._cell, waited_s, self.timeout_s)
-        log.info(
-            "process %s: waiting for %s for %.0f s, at most %g s",
-            *(self._process.pid, self._doing, waited_s, self.timeout_s),
-        )
+        wait_of = (self._process.pid, self._doing, waited_s, self.timeout_s)
+        log.info("process %s: waiting for %s for %.0f s, at most %g s", *wait_of)
 
     def _function_of(self, request: Request) -> Callable[..., Any]:
         function: Callable[..., Any] = getattr(self.handler, request.verb)
