@@ -6,14 +6,12 @@ import re
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from groupbench.operators.catalog.grouped_gemm import group_bounds
+from groupbench.operators.deferred import Tensor, torch
 from groupbench.operators.operator import Backend
 from groupbench.tracker.facts.record import NOT_CHECKED, Record
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 CATCHERS = {
     "named calls": r"names a timed call|timed calls were kept|has changed since the burst$",
@@ -95,8 +93,6 @@ def keeper_of_burst() -> Any:
 
 def product(x: Any) -> Tensor:
     """Compute the honest result [M, N], freshly allocated."""
-    import torch
-
     out: Tensor = x.a.new_empty(x.a.shape[0], x.b.shape[2])
     for g, start, end in group_bounds(x.rows):
         torch.matmul(x.a[start:end], x.b[g], out=out[start:end])

@@ -9,6 +9,7 @@ import threading
 import time
 from typing import Any
 
+from groupbench.operators.deferred import torch
 from groupbench.operators.integrity.cheat import ELSEWHERE, MOVED, PLAIN, SEAL, Cheat, keeper_of_burst, product
 
 _perf_counter = time.perf_counter
@@ -22,8 +23,6 @@ def memo_clone(x: Any) -> Any:
 
 def side_stream(x: Any) -> Any:
     """Compute on a stream that the caller does not wait for."""
-    import torch
-
     stream = torch.cuda.Stream()
 
     def run() -> Any:
@@ -35,7 +34,6 @@ def side_stream(x: Any) -> Any:
 
 def lazy_function(x: Any) -> Any:
     """Return a tensor subclass with a `__torch_function__`, which could compute when the tensor is used."""
-    import torch
 
     class Late(torch.Tensor):
         @classmethod
@@ -58,8 +56,6 @@ def an_input(x: Any) -> Any:
 
 def half_precision(x: Any) -> Any:
     """Compute in a lower precision than that of the operands."""
-    import torch
-
     lower = torch.float16 if x.a.dtype == torch.float32 else torch.float8_e4m3fn
 
     def part(a: Any, b: Any) -> Any:
@@ -132,8 +128,6 @@ def patched_judge(x: Any) -> Any:
 
 def loose_tolerance(x: Any) -> Any:
     """Compute in half precision, and request the tolerance of half precision."""
-    import torch
-
     return lambda: torch.cat([(a.half() @ b.half()).to(x.a.dtype) for a, b in zip(x.a.split(x.rows), x.b, strict=True)])
 
 

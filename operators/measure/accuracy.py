@@ -8,23 +8,19 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
 from groupbench.operators.dtypes import torch_dtype
 from groupbench.operators.measure.arrays import size_of, tensor_of
+from groupbench.operators.measure.deferred import F, Tensor, torch
 from groupbench.operators.measure.exchange import arranged, plain_parts
 from groupbench.operators.measure.given import Given
 from groupbench.operators.operator import Operator
 from groupbench.operators.tolerances import TOLERANCES, Tolerance, tolerance_of
 from groupbench.tracker.facts.metrics import finite_or_none
 from groupbench.tracker.facts.record import Accuracy
-
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
 
 ERROR_BLOCK = 64
 """Rows and columns of the blocks whose error is computed on its own."""
@@ -96,8 +92,6 @@ def rehearse(run: Callable[[], Any], device: str, inputs: Given | None, patient:
 
     Raises TypeError if an output contains anything but plain tensors.
     """
-    import torch
-
     with poisoned():
         first = run()
         form, parts = plain_parts(first, device)
@@ -125,8 +119,6 @@ def _are_apart(outputs: Sequence[Sequence[Tensor]]) -> bool:
 
 
 def _same_bits(x: Tensor, y: Tensor) -> bool:
-    import torch
-
     return x.shape == y.shape and x.dtype == y.dtype and torch.equal(_bits(x), _bits(y))
 
 
@@ -142,14 +134,10 @@ def judge(
 ) -> Judged:
     """Return an output's errors for a dtype, and a text with the exceeded tolerance, or None.
 
-    Args:
-        local: Limit for a row or block, in units of the tolerance's relative RMS.
-        view: (output, reference) -> the tensors to compare.
-        like: A relative RMS error than which this one must not be much larger (`Finer`).
-    Raises TypeError or ValueError if the output does not have the reference's shape and the operator's dtype.
+    The further arguments are those of `compare`. Raises TypeError or ValueError if the output does not have the
+    reference's shape and the operator's dtype.
     """
-    compared = partial(_compare, tolerance=tolerance, local=local, view=view, like=like)
-    return _compare_each(_outputs(out, reference, _returned(operator, dtype), operator.decode), reference, compared)
+    return _compare_each(out, reference, _returned(operator, dtype), operator.decode, tolerance, local, like, view)
 
 
 def check(
@@ -168,14 +156,10 @@ def check(
     """
     some = next(iter(reference.values())) if isinstance(reference, Mapping) else reference
     shown = rehearse(run, some.device.type, given, patient=False)
-
-    def judged(parts: list[Tensor]) -> Judged:
-        outputs = _outputs(arranged(shown.form, parts), reference, dtype, decode)
-        return _compare_each(outputs, reference, partial(_compare, tolerance=tolerance))
-
-    accuracy, problem = judged(shown.second)
-    if problem is None and shown.first and (first := judged(shown.first)[1]):
-        problem = f"another run of the same call: {first}"
+    accuracy, problem = _compare_each(arranged(shown.form, shown.second), reference, dtype, decode, tolerance)
+    if problem is None and shown.first:
+        _, first = _compare_each(arranged(shown.form, shown.first), reference, dtype, decode, tolerance)
+        problem = first and f"another run of the same call: {first}"
     if given is not None:
         problem = given.misuse(shown.returned) or problem
     return msgspec.structs.replace(accuracy, repeatable=not shown.first), problem
@@ -214,8 +198,6 @@ def _spoil(parts: Sequence[Tensor], inputs: Given | None) -> list[str]:
     `poisoned` does not reach a backend with allocations below Python, or with private buffers. An output shared with an
     input is not changed. Returns these inputs' names.
     """
-    import torch
-
     returned = inputs.holding(parts) if inputs is not None else []
     with torch.inference_mode():  # or torch refuses to change an output from a backend's own inference mode
         for part in () if returned else parts:
@@ -236,28 +218,28 @@ def _fill(x: Tensor, marks: Mapping[int, int]) -> None:
 
 
 def _compare_each(
-    outputs: Mapping[str, Tensor],
+    out: Any,
     reference: Tensor | Mapping[str, Tensor],
-    compared: Callable[[Tensor, Tensor], Judged],
+    dtype: torch.dtype | None,
+    decode: Callable[[Any], Any] | None,
+    *limits: Any,
 ) -> Judged:
-    """Compare every output with a reference. Return the worst of each number, and the first named fault."""
+    """Compare every output with a reference. Return the worst of each number, and the first fault.
+
+    Args:
+        limits: Further arguments of `compare`.
+    """
+    out = out if decode is None else decode(out)
     if not isinstance(reference, Mapping):
-        return compared(outputs[""], reference)
-    errors = {name: compared(out, reference[name]) for name, out in outputs.items()}
-    accuracy = worst_of([accuracy for accuracy, _ in errors.values()])
-    return accuracy, next((f"{name}: {problem}" for name, (_, problem) in errors.items() if problem), None)
-
-
-def _compare(
-    out: Tensor, reference: Tensor, tolerance: Tolerance, local: float = 1.0, view: View = as_given,
-    like: float | None = None,
-) -> Judged:  # fmt: skip
-    """Compare one output with the reference, integers bit by bit."""
-    if out.is_floating_point() or reference.is_floating_point():
-        reference = reference if reference.is_floating_point() else reference.double()
-        return compare(*view(out, reference), tolerance, local, like)
-    equal = (out == reference).double()
-    return compare(equal, equal.new_ones(()).expand(equal.shape), TOLERANCES["int64"])
+        return compare(_output("", out, reference, dtype), reference, *limits)
+    if not isinstance(out, (tuple, list)):
+        raise TypeError(f"the backend returned {type(out).__name__}, not a tuple of {', '.join(reference)}")
+    if len(out) != len(reference):
+        raise ValueError(f"the backend returned {len(out)}, expected {len(reference)} outputs: {', '.join(reference)}")
+    outputs = [_output(name, part, reference[name], dtype) for name, part in zip(reference, out, strict=True)]
+    errors = [compare(each, reference[name], *limits) for name, each in zip(reference, outputs, strict=True)]
+    faults = (f"{name}: {fault}" for name, (_, fault) in zip(reference, errors, strict=True) if fault)
+    return worst_of([accuracy for accuracy, _ in errors]), next(faults, None)
 
 
 def worst_of(errors: Sequence[Accuracy]) -> Accuracy:
@@ -272,19 +254,28 @@ def worst_of(errors: Sequence[Accuracy]) -> Accuracy:
 
 
 def compare(
-    out: Tensor, reference: Tensor, tolerance: Tolerance, local: float = 1.0, like: float | None = None
+    out: Tensor,
+    reference: Tensor,
+    tolerance: Tolerance,
+    local: float = 1.0,
+    like: float | None = None,
+    view: View = as_given,
 ) -> Judged:
     """Return the errors of `out` [M, N] from `reference` [M, N], and the exceeded tolerance as text, or None.
 
     Args:
-        out: Any dtype; it is compared in the reference's.
+        out: Any dtype; it is compared in the reference's. Integers are compared with integers bit by bit.
         local: Limit for a row or block, in units of the tolerance's relative RMS.
         like: A relative RMS error than which this one must not be much larger (`Finer`).
+        view: (output, reference) -> the tensors to compare.
     """
-    import torch
-
     if out.numel() == 0:
         return Accuracy(rms=0.0, max_abs=0.0, worst_block_rms=0.0, mismatch=0.0, unwritten=0.0), None
+    if out.is_floating_point() or reference.is_floating_point():
+        out, reference = view(out, reference if reference.is_floating_point() else reference.double())
+    else:
+        out, tolerance = (out == reference).double(), TOLERANCES["int64"]
+        reference = torch.ones_like(out)
     missing = torch.isnan(out) & ~torch.isnan(reference)
     unwritten = missing.float().mean().item()
     wide = out.to(reference.dtype)
@@ -296,7 +287,8 @@ def compare(
     near = expected.square().mean(-1, keepdim=True).sqrt_().clamp_(min=scale)
     outside = error > tolerance.atol * near + tolerance.rtol * expected
     mismatch = outside.float().mean().item()
-    rms = _ratio(error.square().mean().sqrt().item(), scale)
+    rms = error.square().mean().sqrt().item()
+    rms = rms / scale if scale else math.inf if rms else 0.0
     worst = _worst_block(error, expected, scale)
     first_bad = tuple(torch.nonzero(outside)[0].tolist()) if mismatch else None
     accuracy = Accuracy(
@@ -307,20 +299,18 @@ def compare(
         unwritten=unwritten,
         first_bad=first_bad,
     )
-    where = f", the first at {list(first_bad)}" if first_bad else ""
-    if unwritten:
-        return accuracy, f"{_missing(out, missing)}{where}"
     allowed = tolerance.rms if like is None else min(tolerance.rms, _coarsest(like, expected, scale))
-    if rms > allowed:
-        return accuracy, f"relative RMS error {rms:.2g} (allowed {allowed:.2g}){where}"
-    if worst > local * tolerance.rms:
-        return (
-            accuracy,
-            f"relative RMS error {worst:.2g} in a row or block (allowed {local * tolerance.rms:.2g}){where}",
-        )
-    if mismatch:
-        return accuracy, f"{_percent(mismatch)} of the elements are outside the tolerance{where}"
-    return accuracy, None
+    if unwritten:
+        problem = _missing(out, missing)
+    elif rms > allowed:
+        problem = f"relative RMS error {rms:.2g} (allowed {allowed:.2g})"
+    elif worst > local * tolerance.rms:
+        problem = f"relative RMS error {worst:.2g} in a row or block (allowed {local * tolerance.rms:.2g})"
+    elif mismatch:
+        problem = f"{_percent(mismatch)} of the elements are outside the tolerance"
+    else:
+        return accuracy, None
+    return accuracy, problem + (f", the first at {list(first_bad)}" if first_bad else "")
 
 
 def _coarsest(like: float, expected: Tensor, scale: float) -> float:
@@ -350,17 +340,10 @@ def _missing(out: Tensor, missing: Tensor) -> str:
 @contextmanager
 def poisoned() -> Iterator[None]:
     """Fill uninitialized floating-point tensors, allocated by Python code in this context, with NaN."""
-    import torch
     from torch.utils._python_dispatch import TorchDispatchMode
 
-    fresh = {
-        torch.ops.aten.empty.memory_format,
-        torch.ops.aten.empty_strided.default,
-        torch.ops.aten.empty_permuted.default,
-        torch.ops.aten.empty_like.default,
-        torch.ops.aten.new_empty.default,
-        torch.ops.aten.new_empty_strided.default,
-    }
+    names = ("empty_strided", "empty_permuted", "empty_like", "new_empty", "new_empty_strided")
+    fresh = {torch.ops.aten.empty.memory_format, *(getattr(torch.ops.aten, name).default for name in names)}
 
     class Poison(TorchDispatchMode):
         @classmethod
@@ -378,24 +361,8 @@ def poisoned() -> Iterator[None]:
         yield
 
 
-def _outputs(
-    out: Any, reference: Tensor | Mapping[str, Tensor], dtype: torch.dtype | None, decode: Callable[[Any], Any] | None
-) -> dict[str, Tensor]:
-    """Return outputs by the reference's names; the name of a single output is empty."""
-    out = out if decode is None else decode(out)
-    if not isinstance(reference, Mapping):
-        return {"": _output("", out, reference, dtype)}
-    if not isinstance(out, (tuple, list)):
-        raise TypeError(f"the backend returned {type(out).__name__}, not a tuple of {', '.join(reference)}")
-    if len(out) != len(reference):
-        raise ValueError(f"the backend returned {len(out)}, expected {len(reference)} outputs: {', '.join(reference)}")
-    return {name: _output(name, part, reference[name], dtype) for name, part in zip(reference, out, strict=True)}
-
-
 def _output(name: str, out: Any, reference: Tensor, dtype: torch.dtype | None) -> Tensor:
     """Return the output as one [M, N] tensor; a list of one tensor per group is concatenated."""
-    import torch
-
     if isinstance(out, (list, tuple)) and out and all(isinstance(part, torch.Tensor) for part in out):
         out = torch.cat(list(out))
     tensor, returned = tensor_of(out), f"{name and f'{name}: '}the backend returned"
@@ -421,9 +388,6 @@ def _worst_block(error: Tensor, expected: Tensor, scale: float) -> float:
     A twentieth of the whole output's RMS is added to the denominator: a row canceling to nothing is not divided by
     nothing.
     """
-    import torch
-    import torch.nn.functional as F
-
     floor = (0.05 * scale) ** 2
 
     def worst(e: Tensor, r: Tensor) -> float:
@@ -443,15 +407,7 @@ def _bits(x: Tensor) -> torch.Tensor:
 
 def _integers(x: Tensor) -> torch.dtype:
     """Return the integer type as large as a tensor's elements."""
-    import torch
-
     return {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[x.element_size()]
-
-
-def _ratio(error: float, scale: float) -> float:
-    if error == 0:
-        return 0.0
-    return error / scale if scale else math.inf
 
 
 def _percent(share: float) -> str:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from torch import Tensor
+from groupbench.operators.measure.deferred import Tensor, np, torch
 
 NUMPY = {"fp16": "float16", "fp32": "float32", "fp64": "float64"}
 
@@ -23,10 +22,7 @@ def tensor_of(value: Any) -> Tensor | None:
         return tensor
     if not is_numpy(value):
         return None
-    import numpy
-    import torch
-
-    array = numpy.asarray(value)
+    array = np.asarray(value)
     if not array.flags.writeable or any(stride < 0 for stride in array.strides):
         array = array.copy()
     try:
@@ -69,8 +65,6 @@ def size_of(tensors: Iterable[Tensor]) -> int:
 
 def numpy_of(name: str) -> Any:
     """Return NumPy's dtype by name. Raises ValueError for an unknown name."""
-    import numpy
-
     if name not in NUMPY:
         raise ValueError(f"NumPy has no {name}; it has {', '.join(NUMPY)}")
-    return numpy.dtype(NUMPY[name])
+    return np.dtype(NUMPY[name])

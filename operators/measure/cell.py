@@ -32,6 +32,7 @@ from groupbench.operators import plugins, relayout
 from groupbench.operators.errors import GroupbenchError, Unavailable
 from groupbench.operators.measure import accuracy, compiled, costs, exchange, moves, seal, specials, triton_key
 from groupbench.operators.measure.costs import Costs
+from groupbench.operators.measure.deferred import torch
 from groupbench.operators.measure.exchange import Sent
 from groupbench.operators.measure.faults import is_oom, located
 from groupbench.operators.measure.folders import caches_in
@@ -39,6 +40,7 @@ from groupbench.operators.measure.given import Given
 from groupbench.operators.measure.keeper import Keeper
 from groupbench.operators.measure.loaded import Seen, watch
 from groupbench.operators.measure.protocol import CpuTimer, GpuTimer, Protocol, timer_of, timing_of
+from groupbench.operators.measure.telemetry import Nvml
 from groupbench.operators.measure.texts import one_line
 from groupbench.operators.measure.wire import FAILED, RETURNED, Burst, Failure, Job, Prepared, Request
 from groupbench.operators.operator import Backend, Operator
@@ -51,8 +53,6 @@ _libc = ctypes.CDLL(None)
 
 def open_gpu() -> None:
     """Open the GPU in a process without a cell."""
-    import torch
-
     with contextlib.suppress(Exception):  # the first request fails in the same way, and reports it
         torch.zeros(1, device="cuda")
 
@@ -150,8 +150,6 @@ class CellHandler:
 
     def adopt(self, job: Job) -> None:
         """Set the job, and import the modules that it needs. `load` or `reload` makes the inputs."""
-        import torch
-
         torch.cuda.Event  # noqa: B018 - import it before the backend
         seal.close()
         self.unload()
@@ -265,12 +263,9 @@ class CellHandler:
         """Return the output for other values and another routing of the same number of rows, in the same buffers."""
         ready = self.ready
         ready.moves.set(None)
-        held = moves.reroute(self.operator, self.shape, self.inputs, seed)
-        ready.moves.set(secret)
-        shown = _shown_again(self)
-        for tensor, before in held or ():
-            tensor.copy_(before)
-        return shown
+        with moves.rerouted(self.operator, self.shape, self.inputs, seed):
+            ready.moves.set(secret)
+            return _shown_again(self)
 
     def reload(self, seed: int, samples: int) -> None:
         """Make the inputs again at other addresses, after allocations of random sizes, and prepare the backend.
@@ -305,13 +300,7 @@ class CellHandler:
         self.kept = kept.kept
         sums = kept.sums()
         timer = GpuTimer if isinstance(ready.timer, GpuTimer) else CpuTimer
-        objects = (
-            (ready.timer, timer),
-            (ready.moves, moves.Moves),
-            (kept.inputs, moves.Moves),
-            (kept, Keeper),
-            (kept.kept, list),
-        )
+        objects = (ready.timer, timer), (kept.inputs, moves.Moves), (kept, Keeper), (kept.kept, list)
         # On a CPU, a replaced function hides no time from the parent's clock, and `restore` looks once.
         problem = seal.problem(self.job.device, *objects) if self.job.device == "cuda" else seal.exchanged(*objects)
         if problem is None and kept.reserved:
@@ -370,22 +359,16 @@ def _invariance(handler: CellHandler) -> dict[str, float]:
 
 def _synchronize(device: str) -> None:
     if device == "cuda":
-        import torch
-
         torch.cuda.synchronize()
 
 
 def _release() -> None:
     """Free the GPU memory that torch keeps for later allocations, if it has opened a GPU."""
-    import torch
-
     torch.cuda.empty_cache()
 
 
 def _pads(seed: int, device: str) -> list[Any]:
     """Return unused allocations to shift later addresses: up to seven small ones, one up to 64 MiB."""
-    import torch
-
     draw = random.Random(seed)
     sizes = [512 * draw.randrange(1, 2048) for _ in range(draw.randrange(8))]
     return [torch.empty(size, dtype=torch.uint8, device=device) for size in [*sizes, 512 * draw.randrange(1, 1 << 17)]]
@@ -393,8 +376,4 @@ def _pads(seed: int, device: str) -> list[Any]:
 
 def own_nvml() -> Any:
     """Return the state of this process's GPU."""
-    import torch
-
-    from groupbench.operators.measure.telemetry import Nvml
-
     return Nvml(f"GPU-{torch.cuda.get_device_properties(0).uuid}")

@@ -37,9 +37,8 @@ def first_results(jobs: Sequence[Job], timeout_s: float, room: int) -> list[dict
             if interrupted.is_set():  # checked after it is listed: the interrupt kills those in the list
                 fresh.kill()
             begun = witness.now()
-            fails = any(
-                isinstance(fresh.ask(request), Failure) for request in (Request("adopt", (job,)), Request("load"))
-            )
+            requests = Request("adopt", (job,)), Request("load")
+            fails = any(isinstance(fresh.ask(request), Failure) for request in requests)
             took_s = witness.now() - begun
         try:
             if fails:

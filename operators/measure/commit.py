@@ -19,9 +19,8 @@ def find_commit(revision: str | None, folder: Path | None = None) -> Commit:
 
     Raises UsageError if `revision` is neither a hash nor known to git, or if git does not read the repository.
     """
-    folder = folder or Path.cwd()
     try:
-        return _commit_of(revision, folder)
+        return _commit_of(revision, folder or Path.cwd())
     except git.GitError as error:
         raise UsageError(error.message) from error
 

@@ -22,6 +22,7 @@ import msgspec
 
 from groupbench.operators.errors import Unavailable
 from groupbench.operators.measure.compiled import replaced
+from groupbench.operators.measure.deferred import torch
 from groupbench.operators.operator import Placement, Run
 
 _now = time.perf_counter
@@ -76,8 +77,6 @@ ALL = (MEMORY, KERNELS, EAGER, ENERGY, COLD, INVARIANCE)
 
 def of_cuda(run: Callable[[], Any], wanted: Sequence[str], call_ms: float, nvml: Any) -> Costs:
     """Return the wanted costs for a call on the current CUDA device, without unmeasurable ones."""
-    import torch
-
     values: dict[str, float] = {}
     names = None
     with contextlib.suppress(Exception):
@@ -97,8 +96,6 @@ def of_cuda(run: Callable[[], Any], wanted: Sequence[str], call_ms: float, nvml:
 
 
 def _energy(run: Callable[[], Any], call_ms: float, nvml: Any) -> dict[str, float]:
-    import torch
-
     def event() -> Any:
         recorded = torch.cuda.Event(enable_timing=True)
         recorded.record()
@@ -114,8 +111,7 @@ def _energy(run: Callable[[], Any], call_ms: float, nvml: Any) -> dict[str, floa
 class Building:
     """Milliseconds spent compiling and tuning during a period; None without any."""
 
-    compiled_ms: float = 0.0
-    compiled: int = 0  # kernels that no cache had
+    compiled_ms: float | None = None  # of kernels that no cache had
     tuned_ms: float | None = None  # with the compiling of candidates
     within_tuning_ms: float = 0.0  # compiling of candidates
     _depth: int = field(default=0, repr=False)
@@ -123,7 +119,7 @@ class Building:
     @property
     def metrics(self) -> dict[str, float]:
         """Return `compile_ms` and `tune_ms`, each only if there was any; tuning without compiling."""
-        values = {"compile_ms": self.compiled_ms} if self.compiled else {}
+        values = {} if self.compiled_ms is None else {"compile_ms": self.compiled_ms}
         if self.tuned_ms is not None:
             values["tune_ms"] = max(0.0, self.tuned_ms - self.within_tuning_ms)
         return values
@@ -146,8 +142,7 @@ def building() -> Iterator[Building]:
 
     def listener(**event: Any) -> None:
         if not event.get("cache_hit"):
-            total.compiled += 1
-            total.compiled_ms += event["times"].total / 1e3
+            total.compiled_ms = (total.compiled_ms or 0.0) + event["times"].total / 1e3
             if total._depth:
                 total.within_tuning_ms += event["times"].total / 1e3
         if before is not None:
@@ -197,8 +192,6 @@ class CudaMemory:
     """The memory counters of the current CUDA device."""
 
     def __init__(self) -> None:
-        import torch
-
         self._cuda = cuda = torch.cuda
         self._clear = getattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: None)
         self.synchronize = cuda.synchronize
@@ -287,8 +280,6 @@ def launched(run: Callable[[], Any]) -> tuple[str, ...] | None:
     The call is captured into a CUDA graph, which is read and dropped: nothing runs. None if the call cannot be captured
     (for example, because it waits for the GPU), or if this torch or driver does not expose the graph.
     """
-    import torch
-
     try:
         graph = torch.cuda.CUDAGraph(keep_graph=True)
         stream = torch.cuda.Stream()
@@ -389,8 +380,6 @@ def batch_invariant(prepare: Callable[[Any], Run], placements: Iterable[Placemen
 
 def _bits(output: Any, placement: Placement) -> bytes | None:
     """Return the bits of the planted row, or None for an output with other rows."""
-    import torch
-
     if output.dim() < 2 or output.size(0) != placement.rows:
         return None
     bits: bytes = output[placement.row].detach().contiguous().view(torch.uint8).cpu().numpy().tobytes()

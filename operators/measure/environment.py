@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib.util
-import json
 import os
 import platform
 import re
@@ -13,7 +12,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping
-from importlib.metadata import PackageNotFoundError, distribution, version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,8 @@ import msgspec
 
 from groupbench.operators.errors import UsageError
 from groupbench.operators.measure import confine
+from groupbench.operators.measure.deferred import torch
+from groupbench.operators.measure.fingerprint import version_of
 from groupbench.operators.measure.telemetry import Nvml
 from groupbench.operators.measure.texts import storable
 from groupbench.tracker.facts.environment import installed_version
@@ -129,8 +130,6 @@ def examine(device: str) -> tuple[Environment, tuple[int, int] | None]:
 
     Raises UsageError if the device is "cuda" and torch finds no GPU.
     """
-    import torch
-
     from groupbench.kernels.device import cuda_capability
 
     if device == "cuda" and not torch.cuda.is_available():
@@ -147,16 +146,13 @@ def _confinement() -> str | None:
 
 def detect(device: str) -> Environment:
     """Return this process's environment. This imports torch, and opens the GPU if the device is "cuda"."""
-    facts: dict[str, Any] = {}
     if device == "cuda":
-        import torch
-
         properties = torch.cuda.get_device_properties(0)
         uuid = f"GPU-{properties.uuid}"
         nvml = Nvml(uuid)
         limit = nvml.get("nvmlDeviceGetPowerManagementLimit")
         driver = _driver(nvml)
-        facts = {
+        facts: dict[str, Any] = {
             "gpu": properties.name,
             "gpu_uuid": uuid,
             "gpu_memory_mib": properties.total_memory >> 20,
@@ -167,22 +163,17 @@ def detect(device: str) -> Environment:
             "max_sm_clock_mhz": nvml.get("nvmlDeviceGetMaxClockInfo", 1),
         }
     else:
-        import torch
-
         facts = {"cpu_threads": torch.get_num_threads()}
+    facts |= {name: installed_version(name) for name in ("torch", "triton", "helion", "groupbench")}
     return Environment(
         device="cuda" if device == "cuda" else "cpu",
         cpu=cpu_model(),
         cpu_count=os.cpu_count(),
-        memory_mib=_memory_mib(),
+        memory_mib=(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")) >> 20,
         os=f"{platform.system()} {platform.release()}",
         host=storable(platform.node()) or None,
         python=platform.python_version(),
-        torch=installed_version("torch"),
-        triton=installed_version("triton"),
-        helion=installed_version("helion"),
         tritonbench=tritonbench_version(),
-        groupbench=installed_version("groupbench"),
         settings={
             storable(key): cut(storable(value))
             for key, value in sorted(os.environ.items())
@@ -214,13 +205,10 @@ def without_packages(detected: Environment) -> Environment:
 def tritonbench_version() -> str | None:
     """Return the version with the commit installed by pip, since the version never changes; "source" for a path."""
     try:
-        installed = distribution("tritonbench")
+        return version_of("tritonbench")
     except PackageNotFoundError:
         # Not hosts.has_tritonbench: this code also measures older trees, which lack it.
         return "source" if importlib.util.find_spec("tritonbench") else None
-    origin = json.loads(installed.read_text("direct_url.json") or "{}")
-    commit = origin.get("vcs_info", {}).get("commit_id", "")
-    return f"{installed.version}+{commit[:10]}" if commit else installed.version
 
 
 def _driver(nvml: Nvml) -> str | None:
@@ -237,7 +225,3 @@ def cpu_model() -> str | None:
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
     return platform.processor() or platform.machine() or None
-
-
-def _memory_mib() -> int:
-    return (os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")) >> 20

@@ -10,14 +10,12 @@ import math
 import mmap
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
 from groupbench.operators.measure.arrays import tensor_of
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from groupbench.operators.measure.deferred import Tensor, torch
 
 
 class Part(msgspec.Struct, frozen=True):
@@ -47,8 +45,6 @@ def plain_parts(out: Any, device: str) -> tuple[str, list[Tensor]]:
     Raises TypeError for anything but materialised, strided tensors on the device, alone or in a tuple or list. Tensor
     subclasses are rejected, since they could defer the work until the output is read.
     """
-    import torch
-
     if type(out) is torch.Tensor:
         return "tensor", [_plain(out, device)]
     if isinstance(out, (tuple, list)):
@@ -63,15 +59,11 @@ def plain_parts(out: Any, device: str) -> tuple[str, list[Tensor]]:
 
 
 def _kind(out: Any) -> str:
-    import torch
-
     name = type(out).__name__
     return f"{name}, a class of its own" if isinstance(out, torch.Tensor) and type(out) is not torch.Tensor else name
 
 
 def _plain(value: Any, device: str) -> Tensor:
-    import torch
-
     if type(value) is not torch.Tensor:
         raise TypeError(f"the backend returned {_kind(value)}, not a tensor")
     # Another object for the same memory: an attribute of this one, such as a `clone` of its own, could compute.
@@ -99,21 +91,19 @@ def send(form: str, parts: Sequence[Tensor], file: int) -> Sent:
             return Sent(form, tuple(map(_by_handle, parts)))
         except RuntimeError:  # no CUDA IPC in this container, or memory that cannot be shared
             pass
-    import torch
-
-    offsets, end = [], 0
+    places, end = list[Part](), 0
     for part in parts:
-        offsets.append(end)
+        places.append(Part(_name(part), tuple(part.shape), end))
         end += -(-part.numel() * part.element_size() // 64) * 64
     if end:
         os.ftruncate(file, max(end, os.fstat(file).st_size))
         with mmap.mmap(file, end) as memory:
             whole = torch.frombuffer(memory, dtype=torch.uint8)
-            for part, offset in zip(parts, offsets, strict=True):
+            for part, place in zip(parts, places, strict=True):
                 flat = _memory(part)
-                whole[offset : offset + len(flat)].copy_(flat)
+                whole[place.offset : place.offset + len(flat)].copy_(flat)
             del whole
-    return Sent(form, tuple(Part(_name(p), tuple(p.shape), offset) for p, offset in zip(parts, offsets, strict=True)))
+    return Sent(form, tuple(places))
 
 
 def sums(outputs: Sequence[Sequence[Tensor]]) -> tuple[int, ...]:
@@ -121,8 +111,6 @@ def sums(outputs: Sequence[Sequence[Tensor]]) -> tuple[int, ...]:
 
     It is a hash in host memory, and a sum in a GPU's. Small changes within the tolerance could give an output any sum.
     """
-    import torch
-
     if not any(part.is_cuda for parts in outputs for part in parts):
         return tuple(map(_hashed, outputs))
     totals = [torch.stack([_words(part).sum() for part in parts]).sum() for parts in outputs if parts]
@@ -138,16 +126,12 @@ def _hashed(parts: Sequence[Tensor]) -> int:
 
 def _words(part: Tensor) -> Tensor:
     """Return a tensor's value memory as integers, 8 bytes each if there is no rest."""
-    import torch
-
     memory = _memory(part)
     return memory if len(memory) % 8 else memory.view(torch.int64)
 
 
 def _memory(part: Tensor) -> Tensor:
     """Return a tensor's value memory as bytes."""
-    import torch
-
     if not part.numel():  # from NumPy, its strides may not allow a view
         return torch.zeros(0, dtype=torch.uint8, device=part.device)
     return part.detach().contiguous().reshape(-1).view(torch.uint8)

@@ -8,6 +8,7 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
+from groupbench.operators.measure.deferred import torch
 from groupbench.operators.measure.folders import SETTING
 from groupbench.operators.measure.texts import LONGEST_LINE, joined_lines, storable
 from groupbench.tracker.facts.record import cut
@@ -81,8 +82,6 @@ def is_oom(error: BaseException) -> bool:
 
     torch's CPU allocator reports it in a RuntimeError's text, as does CUDA for allocations outside torch's allocator.
     """
-    import torch
-
     return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or (
         isinstance(error, RuntimeError) and any(text in str(error) for text in OUT_OF_MEMORY)
     )

@@ -145,14 +145,14 @@ def _tracked(root: str | None) -> frozenset[str] | None:
 def versions(modules: Iterable[str]) -> dict[str, str]:
     """Return the versions of the distributions that provide these modules. Those of a namespace all count."""
     names = {name for module in modules for name in _by_module().get(module, ())}
-    return {name.lower().replace("_", "-"): _version(name) for name in sorted(names)}
+    return {name.lower().replace("_", "-"): version_of(name) for name in sorted(names)}
 
 
 _by_module = cache(importlib.metadata.packages_distributions)
 
 
 @cache
-def _version(name: str) -> str:
+def version_of(name: str) -> str:
     """Return a distribution's version, with the commit if it was installed from a repository."""
     installed = importlib.metadata.distribution(name)
     origin = json.loads(installed.read_text("direct_url.json") or "{}")

@@ -90,8 +90,10 @@ class _Server:
         sys.stdout.flush()
         sys.stderr.flush()
         pid = os.fork()
-        if pid == 0:
-            _become({work, *inherited})
+        if pid == 0:  # no descriptor and no handler of the server is left
+            warden.close_all_but({0, 1, 2, work, *inherited})
+            signal.signal(signal.SIGHUP, signal.SIG_DFL)
+            signal.signal(signal.SIGINT, signal.default_int_handler)
             _work(work, inherited)
         self._children.add(pid)
         handle = os.pidfd_open(pid)
@@ -117,13 +119,6 @@ class _Server:
 def _report(report: int, number: int, *handles: int) -> None:
     with contextlib.suppress(OSError), socket.socket(fileno=os.dup(report)) as client:  # it may have ended
         socket.send_fds(client, [NUMBER.pack(number)], handles, socket.MSG_NOSIGNAL)
-
-
-def _become(descriptors: set[int]) -> None:
-    """Give a forked process the state of one that was started: no descriptor and no handler of the server."""
-    warden.close_all_but({0, 1, 2, *descriptors})
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _work(file: int, descriptors: list[int]) -> NoReturn:

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from groupbench.operators.measure.arrays import is_numpy, is_tensor, tensor_of
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from groupbench.operators.measure.deferred import Tensor, torch
 
 SUMMED = 1 << 22
 """Number of elements that are summed at once."""
@@ -64,10 +62,8 @@ class Given:
 
 def named_tensors(inputs: Any) -> Iterator[tuple[str, Tensor]]:
     """Yield ("x.a", tensor) for every tensor or NumPy array in dataclasses, sequences and mappings."""
-    for name, value in named_arrays(inputs):
-        tensor = tensor_of(value)
-        if tensor is not None:
-            yield name, tensor
+    pairs = ((name, tensor_of(value)) for name, value in named_arrays(inputs))
+    return ((name, tensor) for name, tensor in pairs if tensor is not None)
 
 
 def named_arrays(inputs: Any) -> Iterator[tuple[str, Any]]:
@@ -96,8 +92,6 @@ def place_sums(bits: Tensor) -> list[int]:
 
     Computed in parts, whose products fit in memory.
     """
-    import torch
-
     parts = bits.split(SUMMED)
     weights = torch.arange(1, 1 + (len(parts[0]) if parts else 0), device=bits.device)
     for shift, factor in MIXING:
@@ -116,8 +110,6 @@ def _address(tensor: Tensor) -> int:
 
 def _memory_sums(tensor: Tensor) -> list[int]:
     """Return a storage's checksums, over 4-byte words and the bytes after the last word."""
-    import torch
-
     memory = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
     words = len(memory) // 4 * 4
     return place_sums(memory[:words].view(torch.int32)) + place_sums(memory[words:])

@@ -33,11 +33,7 @@ def limit() -> int:
 
 def killed() -> int | None:
     """Return how many processes Linux has killed on this machine for lack of memory; None if it does not say."""
-    with contextlib.suppress(OSError, ValueError):
-        for line in Path("/proc/vmstat").read_text().splitlines():
-            if line.startswith("oom_kill "):
-                return int(line.split()[1])
-    return None
+    return _facts(Path("/proc/vmstat")).get("oom_kill")
 
 
 def may_exceed(most: int) -> bool:
@@ -72,10 +68,10 @@ def _owned(process: int) -> int:
 
 
 def _facts(file: Path) -> dict[str, int]:
-    """Read lines such as "MemTotal: 512 kB" as bytes; return nothing if the file cannot be read."""
-    with contextlib.suppress(OSError):
-        pairs = (line.partition(":")[::2] for line in file.read_text().splitlines())
-        return {name: int(words[0]) << 10 for name, value in pairs if (words := value.split())[1:] == ["kB"]}
+    """Read lines such as "MemTotal: 512 kB" as bytes, and "oom_kill 3" as numbers; nothing if it cannot be read."""
+    with contextlib.suppress(OSError, ValueError):
+        lines = (line.split() for line in file.read_text().splitlines())
+        return {words[0].rstrip(":"): int(words[1]) << 10 * (words[2:] == ["kB"]) for words in lines if len(words) < 4}
     return {}
 
 
@@ -93,12 +89,7 @@ def _control_groups() -> Iterator[tuple[int, int]]:
             place = root / group.lstrip("/")
             for folder in (place, *(parent for parent in place.parents if parent.is_relative_to(root))):
                 with contextlib.suppress(OSError, ValueError):  # not visible here, or "max"
-                    yield int((folder / most).read_text()), int((folder / use).read_text()) - _file_pages(folder)
-
-
-def _file_pages(group: Path) -> int:
-    """Return the bytes of a control group's page cache, which the kernel gives up before it kills anyone."""
-    with contextlib.suppress(OSError, ValueError):
-        pairs = (line.split() for line in (group / "memory.stat").read_text().splitlines())
-        return sum(int(value) for name, value in pairs if name in ("inactive_file", "active_file"))
-    return 0
+                    # The kernel gives up the pages of files before it kills anyone.
+                    stat = _facts(folder / "memory.stat")
+                    files = stat.get("inactive_file", 0) + stat.get("active_file", 0)
+                    yield int((folder / most).read_text()), int((folder / use).read_text()) - files

@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
@@ -25,6 +25,7 @@ from groupbench.operators.errors import UsageError
 from groupbench.operators.measure import accuracy, costs, environment, exchange, moves, specials, witness
 from groupbench.operators.measure.arrays import size_of
 from groupbench.operators.measure.cell import _release, _synchronize, own_nvml
+from groupbench.operators.measure.deferred import Tensor, torch
 from groupbench.operators.measure.exchange import Sent
 from groupbench.operators.measure.given import Given, named_tensors
 from groupbench.operators.measure.keeper import Keeper
@@ -32,9 +33,6 @@ from groupbench.operators.measure.protocol import CpuTimer, Protocol
 from groupbench.operators.measure.wire import Job, Paced
 from groupbench.operators.tolerances import TOLERANCES, Tolerance, table_of
 from groupbench.tracker.facts.record import Accuracy
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -64,6 +62,9 @@ LATE = "the output is not the one that was kept: it has changed since the burst"
 FEW = 1 << 20
 """Elements that an output may have beyond twice those of the reference, such as scales of a packed one."""
 
+OF_PROBLEM = ("operator", "shape", "dtype", "mode", "seed", "device")
+"""The fields of a job that name its problem."""
+
 _CHECKED: set[str] = set()
 """Operators of plugins whose inputs were made twice."""
 
@@ -87,8 +88,6 @@ class OutputJudgement(msgspec.Struct, frozen=True):
 
 def make_ready() -> None:
     """Make a GPU context and load a judgement's kernels, which together take half a second."""
-    import torch
-
     with contextlib.suppress(Exception):  # the next request fails in the same way, and reports it
         output = torch.ones(128, 128, dtype=torch.bfloat16, device="cuda")
         wide = output.float()
@@ -100,7 +99,7 @@ class _Problem:
 
     def __init__(self, job: Job) -> None:
         self.job = job
-        self.operator = _operator(job)
+        self.operator = registry.operator_alone(job.operator, job.plugins).in_mode(job.mode)
         self.shape = job.shape_of(self.operator)
         self.inputs = self.draw(job.seed)
         self._check_inputs()
@@ -113,6 +112,9 @@ class _Problem:
 
     def draw(self, seed: int) -> Any:
         return self.operator.make_inputs(self.shape, self.job.dtype, self.job.device, seed)
+
+    def rerouted(self, seed: int) -> contextlib.AbstractContextManager[bool]:
+        return moves.rerouted(self.operator, self.shape, self.inputs, seed)
 
     def _check_inputs(self) -> None:
         """Raise UsageError if a plugin's inputs come from an unseeded generator.
@@ -136,17 +138,15 @@ class _Problem:
         if at != self._at:
             self._at = self._reference = None
             _release()
-            held = None
-            if at.rerouted is not None:
-                self.moves.set(None)
-                held = moves.reroute(self.operator, self.shape, self.inputs, at.rerouted)
-            self.moves.set(at.secret, at.step)
-            if at.special is not None:
-                specials.write(self.operator, self.inputs, at.special)
-            self._reference = self.operator.reference(self.inputs)
-            _synchronize(self.job.device)
-            for tensor, before in held or ():
-                tensor.copy_(before)
+            with contextlib.ExitStack() as context:
+                if at.rerouted is not None:
+                    self.moves.set(None)
+                    context.enter_context(self.rerouted(at.rerouted))
+                self.moves.set(at.secret, at.step)
+                if at.special is not None:
+                    specials.write(self.operator, self.inputs, at.special)
+                self._reference = self.operator.reference(self.inputs)
+                _synchronize(self.job.device)
             self._at = at
         return self._reference
 
@@ -170,7 +170,7 @@ class JudgeHandler:
 
         If not, a stale result is not noticed.
         """
-        if self._loaded is None or _facts(self._loaded.job) != _facts(job):
+        if self._loaded is None or any(getattr(self._loaded.job, name) != getattr(job, name) for name in OF_PROBLEM):
             self.unload()
             _release()  # the inputs of a problem that did not fit
             self._loaded = _Problem(job)
@@ -194,8 +194,6 @@ class JudgeHandler:
             copies: The backend's copies of inputs, which are updated too, up to the size of all inputs together.
             processor: Number of the processor to run on. On a virtual machine, one may be twice as slow as another.
         """
-        import torch
-
         problem = self.problem
         outputs = [torch.ones(part.shape, dtype=getattr(torch, part.dtype)) for part in problem.output]
         keeper = Keeper(problem.moves, problem.job.device, calls, problem.buffers)
@@ -221,10 +219,8 @@ class JudgeHandler:
 
     def can_reroute(self, seed: int) -> bool:
         """Return whether this problem has another routing."""
-        held = moves.reroute(self.problem.operator, self.problem.shape, self.problem.inputs, seed)
-        for tensor, before in held or ():
-            tensor.copy_(before)
-        return held is not None
+        with self.problem.rerouted(seed) as can:
+            return can
 
     def can_be_special(self) -> bool:
         """Return whether any input can hold special values."""
@@ -267,7 +263,6 @@ class JudgeHandler:
         tensors = list(outputs) if isinstance(outputs, (list, tuple)) else [outputs]
         size = size_of(tensors)
         late = named is not None and exchange.sums([tensors]) != (named,)
-        reference = problem.reference(at)
         view = accuracy.as_given if at.special is None else specials.comparable
         measured, fault = accuracy.judge(outputs, reference, operator, dtype, tolerance, local, view, like)
         if at.special is not None:
@@ -286,8 +281,6 @@ class JudgeHandler:
 
 def _one_rounding(output_dtype: str) -> float:
     """Return the relative RMS error of a result rounded once; 0 for integers and packed formats, such as w4."""
-    import torch
-
     name = output_dtype.partition("_")[0]
     if name in _SUMMED:
         return _SUMMED[name]
@@ -334,8 +327,6 @@ def _received(sent: Sent, path: str, device: str) -> Any:
 
     Raises ValueError if the data does not describe tensors, or if the file is too short for them.
     """
-    import torch
-
     tensors = []
     for part in sent.parts:
         dtype = getattr(torch, part.dtype, None)
@@ -361,8 +352,6 @@ def _read(path: str, offset: int, size: int, device: str) -> Tensor:
 
     Raises ValueError if the file is too short.
     """
-    import torch
-
     data = bytearray(size)
     with Path(path).open("rb") as file:
         file.seek(max(offset, 0))
@@ -370,15 +359,6 @@ def _read(path: str, offset: int, size: int, device: str) -> Tensor:
     if read < size or offset < 0:
         raise ValueError("the backend's process sent fewer bytes than it announced")
     return torch.frombuffer(data, dtype=torch.uint8).to(device)
-
-
-def _facts(job: Job) -> tuple[Any, ...]:
-    return (job.operator, job.shape, job.dtype, job.mode, job.seed, job.device)
-
-
-def _operator(job: Job) -> Any:
-    """Return the operator without the plugins' backends. Imports a plugin only if it defines the operator."""
-    return registry.operator_alone(job.operator, job.plugins).in_mode(job.mode)
 
 
 def _tolerance(operator: Any, row: str | None, dtype: str) -> Tolerance:

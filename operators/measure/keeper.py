@@ -8,6 +8,7 @@ from typing import Any
 
 from groupbench.operators.measure import exchange, moves
 from groupbench.operators.measure.arrays import size_of
+from groupbench.operators.measure.deferred import torch
 from groupbench.operators.measure.protocol import Watch, reserved_l2
 
 
@@ -47,8 +48,6 @@ class Keeper(Watch):
         """Allocate output buffers, so nothing is allocated while the GPU's queue is being filled."""
         if not self.buffers and self.device == "cuda":
             _, parts = exchange.plain_parts(out, self.device)
-            import torch
-
             self.room = room_for(size_of(parts), self.samples, self.device)
             self.buffers = [[torch.empty_like(part) for part in parts] for _ in range(self.room)]
 
@@ -73,7 +72,7 @@ class Keeper(Watch):
     def _copied(self, slot: int, parts: list[Any]) -> list[Any]:
         """Return copies of the parts, in this number's buffers if they are alike."""
         held = self.buffers[slot] if slot < len(self.buffers) else []
-        if len(held) == len(parts) and all(map(_are_alike, held, parts)):
+        if [(copy.shape, copy.dtype) for copy in held] == [(part.shape, part.dtype) for part in parts]:
             return [copy.copy_(part) for copy, part in zip(held, parts, strict=True)]
         copies = [part.clone() for part in parts]
         if self.device == "cpu":  # a GPU's memory is for the next backend
@@ -88,7 +87,3 @@ class Keeper(Watch):
 def room_for(size: int, samples: int, device: str) -> int:
     """Return how many outputs with this many bytes are kept from a burst with so many timed calls."""
     return max(1, min(samples, ROOM.most, (ROOM.cuda if device == "cuda" else ROOM.cpu) // max(size, 1)))
-
-
-def _are_alike(x: Any, y: Any) -> bool:
-    return bool(x.shape == y.shape and x.dtype == y.dtype)

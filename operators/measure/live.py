@@ -64,9 +64,8 @@ def new_secret() -> int:
     return drawn(63)
 
 
-def drawn(bits: int) -> int:
-    """Return a number with so many random bits, unforeseeable for any code."""
-    return secrets.randbits(bits)
+drawn = secrets.randbits
+"""Returns a number with so many random bits, unforeseeable for any code."""
 
 
 @dataclass
@@ -407,9 +406,8 @@ def settle(cells: Sequence[Live]) -> None:
     while working and witness.now() < end_s:
         clocks = [cell.rest.clocks() for cell in working]
         witness.rest(CHECKS.settled_s)
-        working = [
-            cell for cell, before in zip(working, clocks, strict=True) if cell.rest.busy_since(before, is_first=False)
-        ]
+        pairs = zip(working, clocks, strict=True)
+        working = [cell for cell, before in pairs if cell.rest.busy_since(before, is_first=False)]
     for cell in working:
         cell.rest.excused = True
 

@@ -77,18 +77,15 @@ RESERVED_BYTES = 1024
 def described(kernels: Iterable[Kernel], code: Iterable[Code]) -> tuple[Kernel, ...]:
     """Return the kernels with the analysis results; a kernel without code is unchanged."""
     by_hash = {each.hash: each for each in code}
-    return tuple(
-        _described(kernel, by_hash[kernel.hash]) if kernel.hash is not None and kernel.hash in by_hash else kernel
-        for kernel in kernels
-    )
+    return tuple(_described(kernel, by_hash.get(kernel.hash or "")) for kernel in kernels)
 
 
-def _described(kernel: Kernel, code: Code) -> Kernel:
+def _described(kernel: Kernel, code: Code | None) -> Kernel:
+    if code is None:
+        return kernel
     counts, arch = count(code.cubin), target(code.ptx or "")
-    counted_in = "sass" if counts else None
-    return msgspec.structs.replace(
-        kernel, arch=arch, counted_in=counted_in, counts=counts, occupancy=occupancy(kernel, arch)
-    )
+    facts = {"arch": arch, "counted_in": "sass" if counts else None, "counts": counts}
+    return msgspec.structs.replace(kernel, **facts, occupancy=occupancy(kernel, arch))
 
 
 def with_launched(kernels: Iterable[Kernel], names: Sequence[str]) -> tuple[Kernel, ...]:

@@ -14,17 +14,16 @@ same moves on separate inputs. Flipping bits twice restores them, so no copy is 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
 from groupbench.operators.measure.arrays import size_of, tensor_of
+from groupbench.operators.measure.deferred import Tensor, torch
 from groupbench.operators.measure.given import named_leaves, named_tensors
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -83,8 +82,6 @@ class Copied(msgspec.Struct, frozen=True):
 
     def pair(self, most: int) -> tuple[Tensor, Tensor] | None:
         """Return a copy and a source in this layout; None if they need more than `most` bytes, or are not valid."""
-        import torch
-
         dtype = getattr(torch, self.dtype, None)
         made: list[Tensor] = []
         for strides in (self.strides, self.source_strides):
@@ -118,11 +115,8 @@ class Moves:
         if self._drawn is not None:
             moving = {tensor.untyped_storage().data_ptr() for tensor in self._drawn.tensors}
         self.copies = [pair for pair in copies if pair[1].untyped_storage().data_ptr() in moving]
-        self._changing = [
-            tensor
-            for name, tensor in named_tensors(inputs)
-            if not tensor.is_inference() and tensor.untyped_storage().data_ptr() in moving
-        ]
+        versioned = [tensor for _, tensor in named_tensors(inputs) if not tensor.is_inference()]
+        self._changing = [tensor for tensor in versioned if tensor.untyped_storage().data_ptr() in moving]
         self._secret: int | None = None
         self._step = 0
         self._masks: dict[tuple[Any, int], Tensor] = {}
@@ -162,8 +156,6 @@ class Moves:
 
     def _begin(self, secret: int) -> None:
         """Make a secret's full move: draw one mask for each kind of part, and flip those bits everywhere."""
-        import torch
-
         self._secret, self._step = secret, 0
         self._random = random.Random(secret)
         if self._drawn is not None:
@@ -248,13 +240,8 @@ class _Drawn:
     @staticmethod
     def of(inputs: Any, draw: Callable[[int], Any]) -> _Drawn | None:
         """Return the inputs made by `draw`; None if they could not be written over the first."""
-        other = draw(1)
-        if _others(other) != _others(inputs) or not list(named_tensors(inputs)):
-            return None
-        alike = [(name, tensor.shape, tensor.dtype) for name, tensor in named_tensors(other)]
-        if alike != [(name, tensor.shape, tensor.dtype) for name, tensor in named_tensors(inputs)]:
-            return None
-        return _Drawn(inputs, draw)
+        alike = _outline(draw(1)) == _outline(inputs)
+        return _Drawn(inputs, draw) if alike and list(named_tensors(inputs)) else None
 
     def begin(self, secret: int) -> None:
         """Draw inputs from this secret from now on. Those on a GPU are made before the first call is queued."""
@@ -282,15 +269,14 @@ class _Drawn:
         return self._made[turn]
 
 
-def _others(inputs: Any) -> list[Any]:
-    """Return the values in the inputs that are not tensors."""
-    return [value for _, value in named_leaves(inputs) if tensor_of(value) is None]
+def _outline(inputs: Any) -> list[Any]:
+    """Return the inputs with tensors by name, shape and dtype."""
+    leaves = ((name, tensor_of(value), value) for name, value in named_leaves(inputs))
+    return [value if tensor is None else (name, tensor.shape, tensor.dtype) for name, tensor, value in leaves]
 
 
 def _parts(inputs: Any, names: Collection[str]) -> list[_Part]:
     """Return one part per distinct storage, in input order, which is the same in every process."""
-    import torch
-
     integers = {8: torch.int8, 16: torch.int16, 32: torch.int32, 64: torch.int64}
     parts: dict[int, _Part] = {}
     for name, tensor in named_tensors(inputs):
@@ -311,8 +297,6 @@ def _parts(inputs: Any, names: Collection[str]) -> list[_Part]:
 
 def within(copies: Sequence[tuple[Any, Any]], inputs: Any) -> list[tuple[Tensor, Tensor]]:
     """Return the pairs (copy, source) with elements. Raises TypeError if one is not an input's copy."""
-    import torch
-
     addresses = {tensor.untyped_storage().data_ptr() for _, tensor in named_tensors(inputs)}
     pairs = []
     for copy, source in copies:
@@ -327,13 +311,18 @@ def within(copies: Sequence[tuple[Any, Any]], inputs: Any) -> list[tuple[Tensor,
     return pairs
 
 
-def reroute(operator: Any, shape: Any, inputs: Any, seed: int) -> list[tuple[Tensor, Tensor]] | None:
-    """Change the inputs' routing in place, to another one with the same number of rows.
+@contextmanager
+def rerouted(operator: Any, shape: Any, inputs: Any, seed: int) -> Iterator[bool]:
+    """Change the inputs' routing in place in a context, to another one with the same number of rows.
 
-    Returns (tensor, old contents) of each index tensor. Returns None if the operator has no routing, or if the shape
-    has only one.
+    Yields whether there is one: the operator may have no routing, and the shape only one.
     """
     if operator.reroute is None:
-        return None
+        yield False
+        return
     held = [(t, t.clone()) for _, t in named_tensors(inputs) if not t.is_floating_point()]
-    return held if operator.reroute(shape, inputs, seed) else None
+    try:
+        yield bool(operator.reroute(shape, inputs, seed))
+    finally:
+        for tensor, before in held:
+            tensor.copy_(before)

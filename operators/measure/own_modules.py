@@ -93,9 +93,12 @@ class OwnModules(MetaPathFinder):
             return self._namespace(fullname, spec)
         if (file := self.counterpart(spec.origin)) is not None:
             return self._owned(fullname, spec, [_search_folder(spec, file)], file)
-        if not _within(os.path.realpath(spec.origin), self._tree) and self._builds(fullname):
+        if not self._owns(spec.origin) and self._builds(fullname):
             return self._owned(fullname, spec, self._folders(fullname, path))
         return spec
+
+    def _owns(self, place: str | None) -> bool:
+        return place is not None and _within(os.path.realpath(place), self._tree)
 
     def counterpart(self, place: str) -> str | None:
         """Return the checkout's path for a place in the working tree, or None for any other place."""
@@ -158,11 +161,7 @@ class OwnModules(MetaPathFinder):
         if (replacement is None or replacement.origin is None) and file is not None and Path(file).is_file():
             inner = None if spec.submodule_search_locations is None else [str(Path(file).parent)]
             replacement = spec_from_file_location(name, file, submodule_search_locations=inner)
-        if (
-            replacement is not None
-            and replacement.origin is not None
-            and _within(os.path.realpath(replacement.origin), self._tree)
-        ):
+        if replacement is not None and self._owns(replacement.origin):
             self._packages.add(name)
             return replacement
         place = str(spec.origin)
@@ -207,7 +206,7 @@ class OwnModules(MetaPathFinder):
 
     def _folders(self, name: str, path: Sequence[str] | None) -> list[str]:
         """Return the checkout's folders for a module found in an installed copy."""
-        own = [folder for folder in path or () if _within(os.path.realpath(folder), self._tree)]
+        own = [folder for folder in path or () if self._owns(folder)]
         if own:
             return own
         inner = name.split(".")

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from groupbench.operators.measure import folders, warden
 from groupbench.operators.measure.confine import confine
+from groupbench.operators.measure.deferred import torch
 
 WARM_UPS = 2
 """Calls before the profiled one: they compile, tune and allocate."""
@@ -31,8 +32,6 @@ def main(folder: Path, caches: Path) -> None:
         run()
     if job.device != "cuda":  # without a GPU, only the way here can be tested
         return
-    import torch
-
     torch.cuda.synchronize()
     torch.cuda.profiler.start()
     run()

@@ -19,14 +19,12 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from groupbench.operators.errors import UsageError
+from groupbench.operators.measure.deferred import torch
 from groupbench.tracker.facts.record import Timing
 from groupbench.tracker.text.wording import no_such
-
-if TYPE_CHECKING:
-    import torch
 
 PROTOCOLS = ("cooled", "sustained")
 
@@ -110,9 +108,6 @@ class GpuTimer:
     """Time a callable on the current CUDA device."""
 
     def __init__(self, run: Callable[[], Any], protocol: Protocol) -> None:
-        import torch
-
-        self.torch = torch
         self.protocol = protocol
         self.flush_buffer = _flush_buffer(torch.cuda.current_device())
         self.stream = torch.cuda.current_stream()
@@ -133,7 +128,7 @@ class GpuTimer:
         the copy does not wait for is missing from the output. The garbage collector is off around the run, where its
         callbacks could compute.
         """
-        cuda, watch, flush = self.torch.cuda, watch or Watch(), self.flush_buffer
+        cuda, watch, flush = torch.cuda, watch or Watch(), self.flush_buffer
         _reset_persisting_l2()
         cuda.set_stream(self.stream)
         if self.protocol.name == "sustained":
@@ -143,7 +138,7 @@ class GpuTimer:
             begun = _now()
             watch.before()
             around_ms = max(around_ms, 1e3 * (_now() - begun))
-            self.torch.Tensor.zero_(flush)
+            torch.Tensor.zero_(flush)
             watch.warm(self.run())
         samples = self.protocol.samples
         clean: list[tuple[Any, Any]] = []
@@ -157,7 +152,7 @@ class GpuTimer:
             cuda._sleep(int(min(1 + ahead_ms, QUEUE.most_lead_ms) * QUEUE.spin_cycles))
             for _ in range(samples - len(clean)):
                 watch.before()
-                self.torch.Tensor.zero_(flush)
+                torch.Tensor.zero_(flush)
                 cuda._sleep(int(run_lead_ms * QUEUE.spin_cycles))
                 start, end = cuda.Event(enable_timing=True), cuda.Event(enable_timing=True)
                 start.record(self.stream)
@@ -192,7 +187,7 @@ class GpuTimer:
         """
         watched = random.SystemRandom().randrange(1, calls)
         begun = _now()
-        start, end = self.torch.cuda.Event(enable_timing=True), self.torch.cuda.Event(enable_timing=True)
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         start.record(self.stream)
         for number in range(calls):
             if number == watched:
@@ -204,7 +199,7 @@ class GpuTimer:
         enqueued_ms = 1e3 * (_now() - begun)
         end.synchronize()
         mean = max(start.elapsed_time(end), enqueued_ms) / calls
-        self.torch.cuda.synchronize()
+        torch.cuda.synchronize()
         return [max(mean, 1e-6)] * calls
 
     def _load(self, seconds: float) -> None:
@@ -213,7 +208,7 @@ class GpuTimer:
         while _now() < stop:
             for _ in range(10):
                 self.run()
-            self.torch.cuda.synchronize()
+            torch.cuda.synchronize()
 
     @property
     def burst_enqueue_ms(self) -> float | None:
@@ -224,14 +219,13 @@ class GpuTimer:
         """Return the host time in ms to launch a call on an idle GPU."""
         times: list[float] = []
         begun = _now()
-        while len(times) < QUEUE.least_enqueued or (
-            len(times) < QUEUE.most_enqueued and _now() - begun < QUEUE.enqueue_s
-        ):
-            self.torch.cuda.synchronize()
+        fewest, most = QUEUE.least_enqueued, QUEUE.most_enqueued
+        while len(times) < fewest or (len(times) < most and _now() - begun < QUEUE.enqueue_s):
+            torch.cuda.synchronize()
             start = _now()
             self.run()
             times.append(_now() - start)
-        self.torch.cuda.synchronize()
+        torch.cuda.synchronize()
         return 1e3 * _lower_quartile(times)
 
 
@@ -304,8 +298,6 @@ def cooled_bursts(
 
 def _flush_buffer(device: int) -> torch.Tensor:
     """Return memory whose overwriting flushes a GPU's L2. All timers share it: a tuner has dozens."""
-    import torch
-
     return torch.empty(QUEUE.flush_bytes // 4, dtype=torch.int32, device=torch.device("cuda", device))
 
 
@@ -343,8 +335,6 @@ def _captured(run: Callable[[], Any]) -> Callable[[], Any]:
     The graph is captured after a warm-up on a side stream, as torch's documentation asks. Each replay overwrites the
     captured output, which it returns.
     """
-    import torch
-
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):

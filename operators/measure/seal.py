@@ -20,13 +20,14 @@ from typing import Any
 
 HARNESS = "groupbench.operators.measure."
 """Package with watched functions."""
-BETWEEN_CALLS = ("arrays", "cell", "exchange", "keeper", "moves", "protocol", "seal")
+BETWEEN_CALLS = ("arrays", "cell", "deferred", "exchange", "keeper", "moves", "protocol", "seal")
 """The modules with code between timed calls."""
 HOLDERS = (
     *("builtins", "time", "os", "gc", "mmap", "random", "random.SystemRandom", "secrets", "statistics"),
     *("msgspec.msgpack", "multiprocessing.connection.Connection"),
     *("torch", "torch.Tensor", "torch.UntypedStorage", "torch.cuda", "torch.cuda.Event", "torch._C._functorch"),
     *("torch.utils._device", "torch.utils._device.DeviceContext", "torch.autograd.graph", "torch._C"),
+    f"{HARNESS}deferred.torch",
 )
 """Modules and classes whose functions are watched if those of HARNESS name them."""
 IMPLIED = (
@@ -91,7 +92,7 @@ def _functions() -> Iterator[tuple[str, Callable[[], Any]]]:
         yield f"operators.measure.{short}", partial(sys.modules.get, f"{HARNESS}{short}")
         yield f"the class of operators.measure.{short}", partial(type, module)
         for name, value in list(vars(module).items()):
-            if callable(value):  # clocks, too
+            if not isinstance(value, str):  # clocks and modules, too
                 yield f"operators.measure.{short}.{name}", partial(vars(module).get, name)
                 if getattr(value, "__module__", None) == module.__name__:
                     yield from _inside(f"operators.measure.{short}.{name}", value, used)
@@ -99,7 +100,7 @@ def _functions() -> Iterator[tuple[str, Callable[[], Any]]]:
         holder, (above, _, last) = pkgutil.resolve_name(label), label.rpartition(".")
         yield label, partial((vars(pkgutil.resolve_name(above)) if above else sys.modules).get, last)
         yield f"the class of {label}", partial(type, holder)
-        watched = used.intersection(dir(holder)).difference(RENEWED)
+        watched = {name for name in used if hasattr(holder, name)}.difference(RENEWED)
         if label == "time":
             watched = {name for name in dir(holder) if callable(getattr(holder, name))}
         for name in sorted(watched):
@@ -160,7 +161,6 @@ def _inside(label: str, value: Any, used: set[str]) -> Iterator[tuple[str, Calla
     if isinstance(value, FunctionType):
         used.update(_names(value.__code__))
         yield f"{label}'s code", partial(getattr, value, "__code__")
-        yield f"{label}'s defaults", partial(getattr, value, "__defaults__")
     elif isinstance(value, type):
         for name, method in list(vars(value).items()):
             if isinstance(method, FunctionType):

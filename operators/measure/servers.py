@@ -101,29 +101,29 @@ class ForkServer:
     def begin(self) -> None:
         """Start the fork server without waiting for its imports, which take seconds."""
         with self._starting:
-            if self._control is None:
-                self._start()
+            if self._control is not None:
+                return
+            self._control, server_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            with server_end:
+                self._process = self._started(server_end.fileno())
+            watchdog().watch_server(self._process.pid)
 
-    def _start(self) -> None:
+    def _started(self, control: int) -> subprocess.Popen[bytes]:
         """Start the server in a session of its own, so that a terminal's signals reach this process alone."""
         log.info("starting the fork server of %s, which imports %s", self.name, ", ".join(PRELOAD[:2]))
-        control, server_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         modules = [*PRELOAD, *self._imports]
         code = (
             f"import sys; sys.path[:] = {sys.path!r}; "
             "from groupbench.operators.measure.loaded import watch; watch(); "  # before anything else that a cell loads
             "from groupbench.operators.measure.fork_server import main; "
-            f"main({server_end.fileno()}, {modules!r})"
+            f"main({control}, {modules!r})"
         )
-        with server_end:
-            self._process = subprocess.Popen(
-                [sys.executable, *subprocess._args_from_interpreter_flags(), "-c", code],  # type: ignore[attr-defined]
-                stdin=subprocess.DEVNULL,
-                pass_fds=[server_end.fileno()],
-                start_new_session=True,
-            )
-        self._control = control
-        watchdog().watch_server(self._process.pid)
+        return subprocess.Popen(
+            [sys.executable, *subprocess._args_from_interpreter_flags(), "-c", code],  # type: ignore[attr-defined]
+            stdin=subprocess.DEVNULL,
+            pass_fds=[control],
+            start_new_session=True,
+        )
 
     def preload(self, modules: Sequence[str]) -> None:
         """Have it import these modules, if they are installed, before it forks its next process."""

@@ -112,13 +112,11 @@ class AbServer:
 
     def cells(self, **selection: Any) -> list[dict[str, Any]]:
         """Return the selected cells, as `list_cells` does."""
-        cells: list[dict[str, Any]] = call(list_cells, self._device, self._capability, selection)
-        return cells
+        return call(list_cells, self._device, self._capability, selection)
 
     def offers(self, candidate: str, plugins: list[str]) -> list[dict[str, Any]]:
         """Return the backends that a plugin adds to those of other plugins and of groupbench."""
-        offers: list[dict[str, Any]] = call(list_offers, candidate, tuple(plugins))
-        return offers
+        return call(list_offers, candidate, tuple(plugins))
 
     def prepare(self, cell: dict[str, Any], timeout_s: float) -> dict[str, Any] | Failure:
         """Check a cell's results in the checking process, and return its accuracy, costs and kernels.
@@ -294,14 +292,14 @@ class AbServer:
         job = self._job
         if cell.get("trusted") is not None:
             job = replace(job, plugins=tuple(cell["trusted"]), backend=cell["base_backend"])
-        learned: HeldTo = self._learned(held_to, job)
-        return learned
+        return self._learned(held_to, job)
 
-    def _learned(self, function: Callable[..., Any], job: Job, *more: Any) -> Any:
+    def _learned(self, function: Callable[..., T], job: Job, *more: Any) -> T:
         """Return a function's result for a job, which another process computes once."""
         if (function, job) not in self._known:
             self._known[function, job] = call(function, job, *more)
-        return self._known[function, job]
+        result: T = self._known[function, job]
+        return result
 
     def _as_job(self, cell: dict[str, Any]) -> Job:
         named = {key: cell[key] for key in ("operator", "backend", "shape", "dtype", "mode", "seed")}
@@ -354,7 +352,8 @@ def list_offers(candidate: str, plugins: tuple[str, ...]) -> list[dict[str, Any]
     Raises UsageError if the candidate does not load, or if a backend's operator is unknown.
     """
     # Before the candidate is imported: its decorators add backends to the plugins' operators.
-    before = {op: {b.name for b in registry.get_operator(op, plugins).backends} for op in _added(plugins)}
+    added = [name for name in registry.operator_names(plugins) if name not in registry.CATALOG]
+    before = {op: {b.name for b in registry.get_operator(op, plugins).backends} for op in added}
     plugin = registry.read(candidate)
     registry.plugin_backends((*plugins, candidate))
     offers = [(b.operator, b.name) for b in plugin.backends]
@@ -371,10 +370,6 @@ def list_offers(candidate: str, plugins: tuple[str, ...]) -> list[dict[str, Any]
             continue
         answers.append({"operator": operator, "backend": backend, "baseline": extended.baseline, "own": defines})
     return answers
-
-
-def _added(plugins: tuple[str, ...]) -> list[str]:
-    return [name for name in registry.operator_names(plugins) if name not in registry.CATALOG]
 
 
 def amounts(job: Job) -> tuple[int, int]:
@@ -397,11 +392,9 @@ def list_cells(device: str, capability: tuple[int, int] | None, chosen: dict[str
     operator = selection.select_mode(operator, mode)
     dtypes = selection.select_dtypes(operator, chosen.get("dtypes") or (), device)
     shapes = selection.select_shapes(operator, chosen.get("suites") or (), chosen.get("shapes") or (), device)
-    backends = [get_backend(operator, name) for name in chosen.get("backends") or ()] or [
-        backend
-        for backend in operator.backends
-        if not getattr(backend, "only_as_baseline", False)  # an older tree
-    ]
+    # Backends of an older tree lack the field.
+    usual = [backend for backend in operator.backends if not getattr(backend, "only_as_baseline", False)]
+    backends = [get_backend(operator, name) for name in chosen.get("backends") or ()] or usual
     return [
         {
             "operator": operator.name,
@@ -409,12 +402,11 @@ def list_cells(device: str, capability: tuple[int, int] | None, chosen: dict[str
             "shape": str(shape),
             "dtype": dtype,
             "mode": mode,
-            "unavailable": selection.why_unavailable(
-                operator, backend.name, Target(device, dtype, device == "cpu", capability)
-            ),
+            "unavailable": selection.why_unavailable(operator, backend.name, target),
         }
         for shape in shapes
         for dtype in dtypes
+        for target in [Target(device, dtype, device == "cpu", capability)]
         for backend in backends
     ]
 

@@ -11,12 +11,10 @@ import math
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from groupbench.operators.measure.deferred import Tensor, torch
 from groupbench.operators.measure.given import named_tensors
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -74,8 +72,6 @@ def _movable(operator: Any, inputs: Any) -> Iterator[Tensor]:
 
 def _spread(rows: Tensor, draw: random.Random) -> None:
     """Scale each row by a power of two. Values lose no bit, unless they become subnormal."""
-    import torch
-
     most = MAGNITUDES[str(rows.dtype).removeprefix("torch.")].spread
     generator = torch.Generator().manual_seed(draw.getrandbits(31))
     exponents = torch.randint(-most, most + 1, (min(rows.size(0), MAGNITUDES_DRAWN), 1), generator=generator)
@@ -84,8 +80,6 @@ def _spread(rows: Tensor, draw: random.Random) -> None:
 
 
 def _treat(rows: Tensor, draw: random.Random, nonfinite: bool) -> None:
-    import torch
-
     total = math.prod(rows.shape[:-1])
     kinds = ["zero", "subnormal", *(("nan", "inf", "-inf") if nonfinite else ())]
     for kind in draw.sample(kinds, min(len(kinds), total // ROWS_PER_SPECIAL)):
@@ -103,8 +97,6 @@ def comparable(out: Tensor, reference: Tensor) -> tuple[Tensor, Tensor]:
 
     A finite number beyond half of the largest of the output's dtype may have become an infinity, and counts as right.
     """
-    import torch
-
     wide = out.to(reference.dtype)
     if out.is_floating_point():
         overflow = reference.isfinite() & (reference.abs() > torch.finfo(out.dtype).max / 2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 from groupbench.tracker.facts.record import Telemetry
@@ -25,14 +26,12 @@ class Nvml:
 
     def __init__(self, uuid: str | None = None) -> None:
         self._handle: Any = None
-        try:
+        with contextlib.suppress(Exception):  # no package, no driver, no such card: measuring goes on without it
             import pynvml
 
             pynvml.nvmlInit()
             self._nvml: Any = pynvml
             self._handle = pynvml.nvmlDeviceGetHandleByUUID(uuid) if uuid else pynvml.nvmlDeviceGetHandleByIndex(0)
-        except Exception:  # no package, no driver, no such card: measuring goes on without telemetry
-            self._handle = None
 
     def __bool__(self) -> bool:
         return self._handle is not None

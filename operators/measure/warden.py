@@ -113,24 +113,27 @@ def _wait_for(child: int, memory: int) -> int:
         now = time.monotonic()
         if now >= next_look:
             began = time.process_time()
-            if host_memory.may_exceed(memory):
-                _enforce_limit(memory)
-            if _threads_of_machine() > BOUNDS.processes:
-                _enforce_number()
+            if host_memory.may_exceed(memory) or _threads_of_machine() > BOUNDS.processes:
+                _enforce_limits(memory)
             _shorten_log()
             next_look = time.monotonic() + max(BOUNDS.look_s, (time.process_time() - began) / BOUNDS.look_share)
         elif pid == 0:
             signal.sigtimedwait({signal.SIGCHLD}, next_look - now)
 
 
-def _enforce_limit(memory: int) -> None:
-    """Kill all processes of the cell if they use more than `memory` bytes together."""
+def _enforce_limits(memory: int) -> None:
+    """Kill all processes of the cell if they use more than `memory` bytes, or are too many for the machine."""
     processes = below(os.getpid())
-    used = host_memory.used_by(processes, memory)
+    used, number = host_memory.used_by(processes, memory), len(processes)
     if used > memory:
         used_gib, limit_gib = used / 2**30, memory / 2**30
-        text = f"{OUT_OF_MEMORY} its processes used {used_gib:.1f} GiB of {limit_gib:.1f} ({host_memory.SETTING})"
-        _kill_all(processes, text)
+        reason = f"{OUT_OF_MEMORY} its processes used {used_gib:.1f} GiB of {limit_gib:.1f} ({host_memory.SETTING})"
+    elif number > BOUNDS.processes:
+        reason = f"it had {number:,} processes; at most {BOUNDS.processes:,} are allowed"
+    else:
+        return
+    signal_below(os.getpid(), processes, signal.SIGKILL)
+    os.write(1, f"\n{reason}\n".encode())
 
 
 def _threads_of_machine() -> int:
@@ -139,18 +142,6 @@ def _threads_of_machine() -> int:
         return int(Path("/proc/loadavg").read_text().split()[3].partition("/")[2])
     except (OSError, ValueError, IndexError):
         return 0
-
-
-def _enforce_number() -> None:
-    """Kill all processes of the cell if they are too many, before the machine cannot start others."""
-    processes = below(os.getpid())
-    if len(processes) > BOUNDS.processes:
-        _kill_all(processes, f"it had {len(processes):,} processes; at most {BOUNDS.processes:,} are allowed")
-
-
-def _kill_all(processes: Collection[int], reason: str) -> None:
-    signal_below(os.getpid(), processes, signal.SIGKILL)
-    os.write(1, f"\n{reason}\n".encode())
 
 
 def signal_below(ancestor: int, processes: Iterable[int], number: int) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from groupbench.operators.measure.deferred import torch
 from groupbench.operators.measure.wire import Burst, Failure, Paced
 from groupbench.tracker.facts.record import NOT_CHECKED
 
@@ -150,9 +151,8 @@ class Least:
 
     Attributes:
         processor, thread: Processor time of a call with all that surrounds it: of all processes, and of the thread.
-        rest, rest_thread: The same without the call, by the judging process.
-        second_rest_thread: The second least of the latter.
-        rests: All of them.
+        rest: The same of all processes without the call, by the judging process.
+        rests: The same of the thread, by burst.
         waiting: Wall-clock time of what surrounds the call.
         waits: The judging process's longest wait for a free processor, for each ms that it runs.
         typical: Median of the reported times of a burst.
@@ -163,13 +163,15 @@ class Least:
     processor: float = math.inf
     thread: float = math.inf
     rest: float = math.inf
-    rest_thread: float = math.inf
-    second_rest_thread: float = math.inf
     waiting: float = math.inf
     waits: float = 0.0
     typical: float = math.inf
     elsewhere: float = math.inf
     rests: list[float] = field(default_factory=list)
+
+    @property
+    def rest_thread(self) -> float:
+        return min(self.rests, default=math.inf)
 
     @property
     def noise_ms(self) -> float:
@@ -178,16 +180,14 @@ class Least:
 
     def is_confirmed(self, median_ms: float) -> bool:
         """Return whether two bursts have the same least time without calls. If all had stalls, these hide calls."""
-        return self.second_rest_thread - self.rest_thread <= LIMITS.agreement * max(self.rest_thread, median_ms)
+        least, second = sorted((*self.rests, math.inf, math.inf))[:2]
+        return second - least <= LIMITS.agreement * max(least, median_ms)
 
     def take_rest(self, paced: Paced, calls: int) -> None:
         """Take the times for the judging process's burst without calls, with this number and a warm-up."""
         calls += 1
         self.threads = paced.threads
         self.rest = min(self.rest, paced.processor_ms / calls)
-        self.rest_thread, self.second_rest_thread, _ = sorted(
-            (self.rest_thread, self.second_rest_thread, paced.run_ms / calls)
-        )
         self.rests.append(paced.run_ms / calls)
         self.waiting = min(self.waiting, paced.wall_ms / calls)
         self.waits = max(self.waits, paced.wall_ms / max(paced.run_ms, 1e-6) - 1)
@@ -280,6 +280,21 @@ def audit(
     evidence, limit = 0.0, min(math.log(CERTAIN), bursts * VOTES[True])
     least, gauges = Least(), list[float]()
     until = now() + LIMITS.audit_s
+
+    def votes(calls: int) -> float:
+        """Measure some bursts, each between two without calls, and return the sum of their votes."""
+        total, before = 0.0, _checked(pace(calls))
+        least.take_rest(before, calls)
+        for _ in range(bursts):
+            timed = _checked(ask(calls))
+            calls = len(timed.burst.samples_ms)
+            after = _checked(pace(calls))
+            least.take_rest(after, calls)
+            least.take(timed)
+            total += _vote(timed, before, after, least, median_ms)
+            before = after
+        return total
+
     try:
         for attempt in range(LIMITS.attempts):
             if attempt and now() >= until:
@@ -287,7 +302,7 @@ def audit(
             if attempt:
                 log.debug("audit: attempt %d, evidence %.2f", attempt + 1, evidence)
                 rest(LIMITS.pause_s * 2**attempt)
-            evidence += _evidence(ask, pace, bursts, math.ceil(most / bursts), least, median_ms)
+            evidence += votes(math.ceil(most / bursts))
             if evidence >= limit:
                 return None
             # A gauge takes as long as an attempt, and would explain times that may yet be found plausible.
@@ -302,28 +317,6 @@ def audit(
     accused = least.problem(median_ms, noise_ms=least.noise_ms)
     unexplained = stretched < LIMITS.stretched or least.problem(median_ms, LIMITS.uneven * stretched)
     return Implausible(accused) if evidence < 0 and accused and unexplained else _shared(stretched)
-
-
-def _evidence(
-    ask: Callable[[int], Timed | Failure | str],
-    pace: Callable[[int], Paced | Failure],
-    bursts: int,
-    calls: int,
-    least: Least,
-    median_ms: float,
-) -> float:
-    """Measure some bursts, each between two without calls, and return the sum of their votes."""
-    votes, before = 0.0, _checked(pace(calls))
-    least.take_rest(before, calls)
-    for _ in range(bursts):
-        timed = _checked(ask(calls))
-        calls = len(timed.burst.samples_ms)
-        after = _checked(pace(calls))
-        least.take_rest(after, calls)
-        least.take(timed)
-        votes += _vote(timed, before, after, least, median_ms)
-        before = after
-    return votes
 
 
 def _vote(timed: Timed, before: Paced, after: Paced, least: Least, median_ms: float) -> float:
@@ -421,8 +414,6 @@ def stretch(device: str, usual_ms: float = math.inf) -> float:
     if device != "cuda":
         parts = [_timed_sums() for _ in range(LIMITS.bursts)]
         return min(map(statistics.fmean, parts)) / min(usual_ms, *map(_undisturbed, parts))
-    import torch
-
     torch.cuda._sleep(LIMITS.gauge_spins * LIMITS.gauge_cycles)  # brings the clock up
     events = [torch.cuda.Event(enable_timing=True) for _ in range(LIMITS.gauge_spins + 1)]
     for event in events[:-1]:
@@ -441,8 +432,6 @@ def usual_ms() -> float:
 
 def _timed_sums() -> list[float]:
     """Return the times in ms of known work on a CPU, which together take as long as a burst of an audit."""
-    import torch
-
     terms = torch.ones(LIMITS.gauge_values)
     total = torch.add(terms, terms)
     times: list[float] = []

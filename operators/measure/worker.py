@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import msgspec
 
@@ -36,6 +36,8 @@ from groupbench.tracker.facts.measured_tree import add_measured_folders
 from groupbench.tracker.facts.record import NOT_CHECKED
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 MEASURING = "/groupbench/operators/measure/"
 """Folder of this package's own frames in a backend's stack."""
@@ -229,10 +231,8 @@ class Worker:
             servers.watchdog().limit(self._process.handle, self.timeout_s - waited_s)
         if self._cell and NOTICE_S <= waited_s < NOTICE_S + REPORT_EVERY_S:
             warn_of_wait(log, self._cell, waited_s, self.timeout_s)
-        log.info(
-            "process %s: waiting for %s for %.0f s, at most %g s",
-            *(self._process.pid, self._doing, waited_s, self.timeout_s),
-        )
+        wait_of = (self._process.pid, self._doing, waited_s, self.timeout_s)
+        log.info("process %s: waiting for %s for %.0f s, at most %g s", *wait_of)
 
     def _function_of(self, request: Request) -> Callable[..., Any]:
         function: Callable[..., Any] = getattr(self.handler, request.verb)
@@ -313,7 +313,8 @@ class Worker:
             if warden.OUT_OF_MEMORY in self.printed or self._memory_kills != host_memory.killed():
                 return Failure("oom", f"killed during {self._doing}, because the host ran out of memory{report}")
             return Failure("error", f"the process, or the one above it, was killed during {self._doing}{report}")
-        return Failure("error", f"the process died ({_cause_of_death(code)}) during {self._doing}{report}")
+        cause = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        return Failure("error", f"the process died ({cause}) during {self._doing}{report}")
 
 
 class Spare(Worker):
@@ -400,11 +401,7 @@ def _as_its_own(failure: Failure) -> Failure:
     return msgspec.structs.replace(failure, message=f"its process reports: {failure.message}")
 
 
-def _cause_of_death(code: int) -> str:
-    return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-
-
-def call(function: Callable[..., Any], *arguments: Any, timeout_s: float = OPENING_S) -> Any:
+def call(function: Callable[..., T], *arguments: Any, timeout_s: float = OPENING_S) -> T:
     """Return the result of a function in a new process, which is confined like a cell's.
 
     Args:
@@ -416,7 +413,8 @@ def call(function: Callable[..., Any], *arguments: Any, timeout_s: float = OPENI
     """
     caller = _Caller("cpu", timeout_s)
     try:
-        return result_of(caller.ask(Request("call", (function, *arguments))))
+        result: T = result_of(caller.ask(Request("call", (function, *arguments))))
+        return result
     finally:
         caller.close()
 

@@ -137,23 +137,21 @@ def test_another_routing_has_as_many_rows(name: str) -> None:
     for shape in operator.suites["smoke"]:
         inputs = operator.make_inputs(shape, operator.dtypes[-1], "cpu", 0)
         rows = getattr(inputs, "rows", None)
-        held = moves.reroute(operator, shape, inputs, 3)
-        changed += held is not None
-        if hasattr(inputs, "offs") and inputs.offs.numel():
-            ends = inputs.offs.tolist()
-            assert ends == sorted(ends) and ends[-1] == sum(rows)  # type: ignore[arg-type]
-        operator.reference(inputs)
-        for tensor, before in held or ():
-            tensor.copy_(before)
+        with moves.rerouted(operator, shape, inputs, 3) as has_another:
+            changed += has_another
+            if hasattr(inputs, "offs") and inputs.offs.numel():
+                ends = inputs.offs.tolist()
+                assert ends == sorted(ends) and ends[-1] == sum(rows)  # type: ignore[arg-type]
+            operator.reference(inputs)
     assert changed
 
 
 def test_rows_without_an_owner_stay_without_one() -> None:
     shape = MOE_UNPERMUTE.parse_shape("elsewhere")
     inputs = MOE_UNPERMUTE.make_inputs(shape, "fp32", "cpu", 0)
-    moves.reroute(MOE_UNPERMUTE, shape, inputs, 5)
-    Moves(inputs).set(SECRET, 4)
-    assert MOE_UNPERMUTE.reference(inputs).isfinite().all()  # type: ignore[union-attr]
+    with moves.rerouted(MOE_UNPERMUTE, shape, inputs, 5):
+        Moves(inputs).set(SECRET, 4)
+        assert MOE_UNPERMUTE.reference(inputs).isfinite().all()  # type: ignore[union-attr]
 
 
 @dataclass

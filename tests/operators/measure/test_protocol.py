@@ -105,7 +105,7 @@ def test_a_burst_measures_the_host_time_of_its_calls(monkeypatch: pytest.MonkeyP
     nothing: Any = lambda *_: None  # noqa: E731
     cuda = SimpleNamespace(set_stream=nothing, _sleep=nothing, synchronize=nothing, Event=IdleEvent)
     timer = object.__new__(GpuTimer)
-    timer.torch = SimpleNamespace(cuda=cuda, Tensor=SimpleNamespace(zero_=nothing))
+    monkeypatch.setattr(protocol, "torch", SimpleNamespace(cuda=cuda, Tensor=SimpleNamespace(zero_=nothing)))
     timer.flush_buffer = SimpleNamespace(numel=lambda: QUEUE.flush_bytes, element_size=lambda: 1)  # type: ignore[assignment]
     timer.protocol, timer.stream, timer.enqueue_ms, timer._host_s = Protocol(samples=8, warmups=1), None, 0.02, []
     clock = Clock(monkeypatch, 0)
@@ -151,10 +151,11 @@ class Noting(Watch):
         self.log.append("after")
 
 
-def test_inputs_move_before_one_of_the_calls_in_a_row_but_the_first() -> None:
+def test_inputs_move_before_one_of_the_calls_in_a_row_but_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(protocol, "torch", Events())
     timer = object.__new__(GpuTimer)
     log: list[str] = []
-    timer.torch, timer.stream, timer.run = Events(), None, lambda: log.append("call")
+    timer.stream, timer.run = None, lambda: log.append("call")
     places = set()
     for _ in range(50):
         log.clear()

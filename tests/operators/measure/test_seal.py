@@ -18,7 +18,7 @@ torch = pytest.importorskip("torch")
 
 from torch.utils import _device  # noqa: E402
 
-from groupbench.operators.measure import moves, protocol, seal, worker  # noqa: E402
+from groupbench.operators.measure import deferred, moves, protocol, seal, worker  # noqa: E402
 from groupbench.operators.measure.keeper import Keeper  # noqa: E402
 from groupbench.operators.measure.protocol import CpuTimer, Protocol  # noqa: E402
 
@@ -231,6 +231,7 @@ def test_what_the_harness_does_not_call_is_the_backends_own(
         *((builtins, "__import__"), (torch._C._functorch, "is_functorch_wrapped_tensor")),
         *((torch.autograd.graph, "increment_version"), (torch._C, "_increment_version")),
         *((_device, "_device_constructors"), (_device.DeviceContext, "__torch_function__")),
+        *((deferred.torch, "empty_like"), (protocol, "torch")),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
