@@ -273,7 +273,6 @@ class CpuTimer:
         return times
 
 
-@cache
 def timing_of(device: str, interpreted: bool) -> Timing:
     """Return the kind of time a timer measures."""
     return "gpu" if device == "cuda" else "interpreted" if interpreted else "cpu"
@@ -296,6 +295,7 @@ def cooled_bursts(
     return bursts, timer.enqueue_ms
 
 
+@cache
 def _flush_buffer(device: int) -> torch.Tensor:
     """Return memory whose overwriting flushes a GPU's L2. All timers share it: a tuner has dozens."""
     return torch.empty(QUEUE.flush_bytes // 4, dtype=torch.int32, device=torch.device("cuda", device))
