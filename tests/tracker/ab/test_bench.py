@@ -369,7 +369,7 @@ def test_the_coin_decides_who_is_first(compare: Compare) -> None:
 
 
 def test_being_first_favours_neither_side(compare: Compare) -> None:
-    """Of each two blocks, one begins with base and one with head."""
+    """One of each two blocks begins with base, the other one with head."""
     for seed in range(4):
         orders = [block.order for block in compare({}, {}, seed=seed).bursts]
         assert len(orders) > 4
