@@ -74,7 +74,7 @@ def _with_ab(session: Session, rows: list[MemberRow], between: CommitsBetween) -
     """Return members with their newest A/Bs, which may be newer than the members."""
     stored = comparisons.of_series(session, {member.series.pk for member in rows})
     for at, member in enumerate(rows):
-        before = set() if member.base_run is None else {member.base_run.commit}
+        before = set() if member.span.base is None else {member.span.base.commit}
         about = comparisons.about(stored.get(member.series.pk, ()), before, {member.run.commit})
         rows[at] = replace(member, compared=about if about is not None and about.decided else member.compared)
     commits = {commit for each in rows if (one := each.own_ab) is not None for commit in (one.base, one.head)}
@@ -116,9 +116,9 @@ def _with_cost(session: Session, one: IncidentRow, calls: CallsOf, night_ms: flo
 def _gained_us(session: Session, one: IncidentRow, calls: CallsOf, layers: Collection[str]) -> dict[str, float]:
     """Return the time per step gained by other problems of each layer in the same runs, backends and modes."""
     lead = one.lead
-    if lead.base_run is None or not layers:
+    if lead.span.base is None or not layers:
         return {}
-    base, head = lead.base_run.pk, lead.run.pk
+    base, head = lead.span.base.pk, lead.run.pk
     query = (
         select(Point.series_id, Point.run_id, Point.median_ms)
         .join(Series, Point.series_id == Series.id)
