@@ -207,7 +207,7 @@ class Cases:
             one, kind="step", distance=now - was, since=since, drifts=level.gradual,
             alert=None if alert is None else alert.state,
         )  # fmt: skip
-        span = self._span(one, level, at) if alert is None or level.start >= 0 else Span(alert.base_run, alert.run)
+        span = self._span(one, level, at) if alert is None or level.start >= 0 else alert.span
         undone = one.undone(level.centre_without(one.begins))
         row = Judged(
             one.point.series, Verdict.OK, one.point, one.metric.judged_as, span=span, since=since,
@@ -341,5 +341,5 @@ def _with_alert(one: Tonight, row: Judged, alert: MemberRow) -> Judged:
         text = "too few results to tell that it is over" if seems_over else "still there"
     return replace(
         row, alert=alert, compared=row.compared or alert.compared, cause=alert.cause or row.cause,
-        note=joined(text, row.note, state), span=Span(alert.base_run, alert.run),
+        note=joined(text, row.note, state), span=alert.span,
     )  # fmt: skip

@@ -31,7 +31,7 @@ from groupbench.tracker.facts.verdicts import BESIDES_CODE, INCIDENT_STATES
 from groupbench.tracker.judge.spans import Span, agreed
 from groupbench.tracker.query.rows import EnvironmentRow, RunRow, SeriesRow
 from groupbench.tracker.query.tables import FlatRow, of_part, of_row
-from groupbench.tracker.store.comparisons import DIFFERENT, Compared, NamedCommits
+from groupbench.tracker.store.comparisons import DIFFERENT, Compared
 from groupbench.tracker.text import repro
 from groupbench.tracker.text.terminal import shortened
 from groupbench.tracker.text.wording import chance, counted, date, signed_ends
@@ -153,7 +153,7 @@ class IncidentRow(FlatRow):
         """The member that shows the incident: one with a named commit, in force, with an A/B, of the largest change."""
 
         def order(each: MemberRow) -> tuple[Any, ...]:
-            return bool(each.named), each.ended is None, each.compared is not None, abs(each.effect or 0)
+            return bool(each.span.named), each.ended is None, each.compared is not None, abs(each.effect or 0)
 
         return max(self.members, key=order)
 
@@ -193,7 +193,7 @@ class IncidentRow(FlatRow):
     @cached_property
     def span(self) -> Span:
         """The commits with the cause: those named by a search, else the narrowest measured range."""
-        if self.lead.named:
+        if self.lead.span.named:
             return self.lead.span
         ranges = self._measured or agreed([each.span for each in self.members])
         return min(ranges, key=lambda span: span.number or 10**9)
@@ -223,8 +223,8 @@ class IncidentRow(FlatRow):
         compared = [each.compared for each in self.members if each.compared is not None]
         measured = [one for one in compared if not one.details.get("inherits")]
         differ = sum(one.verdict == DIFFERENT for one in measured)
-        if self.lead.named:
-            return f"bisect named the commit ({chance(self.lead.named[0].confidence)})"
+        if self.lead.span.named:
+            return f"bisect named the commit ({chance(self.lead.span.named[0].confidence)})"
         parts = [f"A/B of {counted(len(measured), 'series', 'series')}"] if measured else []
         parts += [f"{differ} different"] if differ < len(measured) else []
         parts += [f"{len(compared) - len(measured)} more fit"] if len(measured) < len(compared) else []
@@ -289,8 +289,7 @@ class MemberRow(FlatRow):
     metric: str
     incident: IncidentRow
     cause: str | None
-    base_run: RunRow | None
-    run: RunRow
+    span: Span  # the runs between which the series changed, with the commits that a search named
     environment: EnvironmentRow | None  # in which the change was measured
     before: float | None
     after: float | None
@@ -300,8 +299,6 @@ class MemberRow(FlatRow):
     opened: datetime
     ended: datetime | None  # when the level was back
     compared: Compared | None
-    named: tuple[NamedCommits, ...] = ()  # by a search, the largest change first
-    number: int | None = None  # number of commits among which the change is; None if unknown
     ab_span: Span | None = None  # the runs of the commits in `own_ab`
     tried: str = ""  # why a search named no commit
 
@@ -324,7 +321,7 @@ class MemberRow(FlatRow):
 
     def flat(self) -> dict[str, Any]:
         """Return the member as one row of JSON or CSV. JSON also has the named commits."""
-        return {**super().flat(), "named": [asdict(each) for each in self.named] or None}
+        return {**super().flat(), "named": [asdict(each) for each in self.span.named] or None}
 
     @property
     def place(self) -> tuple[Any, ...]:
@@ -345,9 +342,9 @@ class MemberRow(FlatRow):
         return repro.measure(self.series, None if self.run.dirty else self.run.commit, environment, further)
 
     @property
-    def span(self) -> Span:
-        """The runs between which the series changed, with the commit that a search named."""
-        return Span(self.base_run, self.run, self.number, self.named)
+    def run(self) -> RunRow:
+        """The first run after the change."""
+        return self.span.head
 
     @property
     def own_ab(self) -> Compared | None:
@@ -365,7 +362,7 @@ class MemberRow(FlatRow):
 
     @property
     def commit(self) -> str:
-        return self.span.commit if self.named else self.run.commit_text
+        return self.span.commit if self.span.named else self.run.commit_text
 
     @property
     def size(self) -> MemberRow | Compared:

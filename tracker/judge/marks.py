@@ -64,7 +64,8 @@ def _of_alert(data: GateData, alert: MemberRow, runs: list[int], metric: Metric)
     if place is None:
         older = alert.run.pk in data.line.runs and alert.state != "fixed" and before is not None
         return (0, Mark("slower", None, distance, None, before, alert.pk)) if older else None
-    base = None if alert.base_run is None or alert.base_run.pk not in runs else runs.index(alert.base_run.pk)
+    before_run = alert.span.base
+    base = None if before_run is None or before_run.pk not in runs else runs.index(before_run.pk)
     return place, Mark("slower", base, distance, None, before, alert.pk)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from functools import cache
 
 from sqlalchemy import and_, select
@@ -68,16 +69,20 @@ def find(
         span = Span(None if row.base_run_id is None else of_run[row.base_run_id], of_run[row.run_id])
         answers = searches.get(row.series_id, [])
         line = line_of(session, span.head, first_parents) if answers else None
+        ends = "" if span.base is None else span.base.commit, span.head.commit
+        tried = (one.message or "undecided" for one in answers if one.named is None and (one.base, one.head) == ends)
         return MemberRow(
             pk=row.id,
             series=of_series[row.series_id],
             incident=of_incident[row.incident_id],
-            base_run=span.base,
-            run=span.head,
+            span=replace(
+                span,
+                number=number_of_commits(span, between),
+                named=named_in(session, answers, span, row.metric, row.effect, line) if line else (),
+            ),
             environment=None if environment is None else environments[environment],
             compared=None if compared is None else comparisons.from_row(compared),
-            named=named_in(session, answers, span, row.metric, row.effect, line) if line else (),
-            number=number_of_commits(span, between),
+            tried=next(tried, ""),
             **{name: getattr(row, name) for name in _STORED},
         )
 

@@ -91,7 +91,7 @@ def _still_open(data: GateData, point: PointRow) -> list[Case]:
         row = Judged(
             point.series, Verdict.OK, point, alert.metric, alert.cause,
             joined("still open, not judged because the result is wrong", data.alert_text(alert)),
-            Effect(ms, rms, alert.before, change, low, high), span=Span(alert.base_run, alert.run), alert=alert,
+            Effect(ms, rms, alert.before, change, low, high), span=alert.span, alert=alert,
             compared=alert.compared,
         )  # fmt: skip
         cases.append(Case(Evidence("step", alert=alert.state, distance=abs(alert.effect or 1.0)), row))

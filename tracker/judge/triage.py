@@ -71,19 +71,12 @@ def of(session: Session, calls: CallsOf = NO_CALLS, *, asks_git: bool = True, **
 
 
 def _with_ab(session: Session, rows: list[MemberRow], between: CommitsBetween) -> list[MemberRow]:
-    """Return members with their newest A/Bs and searches, which may be newer than the members."""
-    keys = {member.series.pk for member in rows}
-    stored, searches = comparisons.of_series(session, keys), comparisons.named_of_series(session, keys)
+    """Return members with their newest A/Bs, which may be newer than the members."""
+    stored = comparisons.of_series(session, {member.series.pk for member in rows})
     for at, member in enumerate(rows):
-        ends = "" if member.base_run is None else member.base_run.commit, member.run.commit
-        about = comparisons.about(stored.get(member.series.pk, ()), {ends[0]}, {ends[1]})
-        tried = [
-            one.message or "undecided"
-            for one in searches.get(member.series.pk, ())
-            if one.named is None and (one.base, one.head) == ends
-        ]
-        compared = about if about is not None and about.decided else member.compared
-        rows[at] = replace(member, compared=compared, tried=next(iter(tried), ""))
+        before = set() if member.span.base is None else {member.span.base.commit}
+        about = comparisons.about(stored.get(member.series.pk, ()), before, {member.run.commit})
+        rows[at] = replace(member, compared=about if about is not None and about.decided else member.compared)
     commits = {commit for each in rows if (one := each.own_ab) is not None for commit in (one.base, one.head)}
     runs = {
         run.commit: run
@@ -123,9 +116,9 @@ def _with_cost(session: Session, one: IncidentRow, calls: CallsOf, night_ms: flo
 def _gained_us(session: Session, one: IncidentRow, calls: CallsOf, layers: Collection[str]) -> dict[str, float]:
     """Return the time per step gained by other problems of each layer in the same runs, backends and modes."""
     lead = one.lead
-    if lead.base_run is None or not layers:
+    if lead.span.base is None or not layers:
         return {}
-    base, head = lead.base_run.pk, lead.run.pk
+    base, head = lead.span.base.pk, lead.run.pk
     query = (
         select(Point.series_id, Point.run_id, Point.median_ms)
         .join(Series, Point.series_id == Series.id)

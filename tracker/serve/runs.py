@@ -150,7 +150,7 @@ def member_data(member: MemberRow) -> dict[str, Any]:
         "label": member.span.label,
         "remark": member.span.remark,
         "head_commit": member.run.commit_text,
-        "base_commit": None if member.base_run is None else member.base_run.commit_text,
+        "base_commit": None if member.span.base is None else member.span.base.commit_text,
     }
 
 

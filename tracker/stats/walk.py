@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from typing import Literal
 
 from groupbench.tracker.stats.predict import ENOUGH, FIRST, LAST, LEFT_OUT, Predicted, lower_median, predict, settled
@@ -450,11 +451,10 @@ class _Walker:
         if slower:
             jump = values[0] - (top.values[-1] if top.values else centre)
             level = Level(places[0], by="nights", was=centre, gradual=jump < (now - centre) / 2)
+            replaces: int | None = None
             if level.gradual and top.by == "nights" and len(self.stack) > 1:  # it drifts on: one row shows the sum
-                level = Level(top.start, by="nights", was=top.was, gradual=True, tag=top.tag)
-                self._begin(level, replaces=len(self.stack) - 1)
-            else:
-                self._begin(level)
+                level, replaces = replace(level, start=top.start, was=top.was, tag=top.tag), len(self.stack) - 1
+            self._begin(level, replaces=replaces)
         else:
             self._lower(places[0], now, count=number)
         self.stack[-1].values += values
@@ -497,11 +497,11 @@ class _Walker:
         predicted = _without_newest(self, top) if new or night.top is None else night.top
         centre = predicted.centre if predicted else top.centre
         side = 1 if night.value >= centre else -1
-        ps: list[float] = []
-        for each in self.nights[: -NIGHTS - 1 : -1]:
-            if new or (each.value - centre) * side <= 0 or each.top is None or each.level is not top:
-                break
-            ps.append(each.p)
+
+        def continues(each: _Night) -> bool:
+            return (each.value - centre) * side > 0 and each.top is not None and each.level is top
+
+        newest = () if new else takewhile(continues, self.nights[: -NIGHTS - 1 : -1])
         return Walked(
             tuple(self.levels),
             tuple(self.stack),
@@ -509,7 +509,7 @@ class _Walker:
             _without_newest(self, self.stack[0]),
             distance=night.value - centre,
             p=1.0 if new else night.alone,
-            ps=tuple(ps),
+            ps=tuple(each.p for each in newest),
             nights=self._together(centre),
             beyond=night.beyond and not new,
             far=0 if new else self.far,

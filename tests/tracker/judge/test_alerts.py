@@ -441,7 +441,7 @@ class TestKeeping:
         with open_store(db, create=False) as store, store.read() as session:
             assert list(verify(session)) == []
             (alert,) = stored_members.find(session)
-            assert (alert.base_run.id, alert.run.id, alert.machine is None) == ("run-005", "run-006", False)
+            assert (alert.span.base.id, alert.run.id, alert.machine is None) == ("run-005", "run-006", False)
         assert judged("gate").exit_code == 0
 
     @pytest.mark.both

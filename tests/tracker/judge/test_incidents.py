@@ -190,8 +190,7 @@ def member(history: Span, ab: Span | None = None, metric: str = "latency", cause
     """Return a member that history places, and perhaps an A/B too."""
     series = SeriesRow(1, "softmax", "triton", "fwd", "bf16", "M=1", "builtin", "cooled", "H200", 0, {}, None, None)
     levels = (1.0, 1.1, 0.1, 0.09, 0.11, run(3).started, None)
-    facts = {"named": history.named, "number": history.number, "ab_span": ab}
-    return MemberRow(1, series, metric, OF_PLAN, cause, history.base, history.head, None, *levels, None, **facts)  # type: ignore[arg-type]
+    return MemberRow(1, series, metric, OF_PLAN, cause, history, None, *levels, None, ab_span=ab)
 
 
 OF_PLAN = IncidentRow(1, "1", "new", "@plan", run(3).started)
@@ -217,4 +216,6 @@ OF_PLAN = IncidentRow(1, "1", "new", "@plan", run(3).started)
 def test_the_author_is_the_owner_only_if_the_commit_is_certain(members: list[MemberRow], owner: str) -> None:
     incident = replace(OF_PLAN, members=tuple(members))
     assert (incident.owner, incident.is_certain) == (owner, owner != "@plan")
-    assert ("bisect" in incident.next) == (owner == "@plan" and not members[0].named and members[0].metric == "latency")
+    assert ("bisect" in incident.next) == (
+        owner == "@plan" and not members[0].span.named and members[0].metric == "latency"
+    )

@@ -14,6 +14,7 @@ import pytest
 
 from groupbench.tracker.facts.errors import OutputError
 from groupbench.tracker.judge.incident_rows import IncidentRow, MemberRow
+from groupbench.tracker.judge.spans import Span
 from groupbench.tracker.outputs import comment, http, issues
 from groupbench.tracker.outputs import post as posting
 from groupbench.tracker.query.rows import RunRow, SeriesRow
@@ -80,7 +81,7 @@ def view(key: int, state: str = "new", **facts: Any) -> IncidentRow:
         1, "grouped_gemm", "triton", "fwd", "bf16", "G=4,N=64,K=64", "imported", "cooled", "H200", 0, {}, None, None
     )
     member = MemberRow(
-        1, series, "latency", incident, "code", None, run, None, 1.0, 1.1, 0.1, 0.09, 0.11, FIRST, None, None
+        1, series, "latency", incident, "code", Span(None, run), None, 1.0, 1.1, 0.1, 0.09, 0.11, FIRST, None, None
     )
     return replace(incident, members=(member,))
 

@@ -68,7 +68,7 @@ def alert_row(pk: int, text: str) -> MemberRow:
     events = (StateChange(NIGHT, text, "new", text),)
     incident = IncidentRow(pk, text, "acknowledged", text, NIGHT, events=events)
     return MemberRow(
-        pk, series_row(pk), "latency", incident, "code", None, run_row(text), None, 1.0, 1.05, 0.05, 0.04, 0.06,
+        pk, series_row(pk), "latency", incident, "code", Span(None, run_row(text)), None, 1.0, 1.05, 0.05, 0.04, 0.06,
         NIGHT, None, None,
     )  # fmt: skip
 
