@@ -143,9 +143,9 @@ class Tonight:
 
     @property
     def left(self) -> float | None:
-        """The distance of the level that tonight's result has left."""
+        """The distance of the level that tonight's result has left, from the one that it is on."""
         gone = [level for level in self.walked.levels if level.values and level not in self.walked.stack]
-        return gone[-1].centre - self.value if gone else None
+        return gone[-1].centre - self.walked.stack[-1].centre if gone else None
 
     def undone(self, y: float) -> str | None:
         """Return which improvement a change to a level undoes, as an earlier reference is back; None if it is new."""

@@ -74,18 +74,19 @@ class CommitLine:
 
 @dataclass(frozen=True)
 class _Stored:
-    """Every stored run that was not rejected, with the commits' stored ancestry."""
+    """Stored runs that were not rejected, with the commits' stored ancestry."""
 
     runs: tuple[tuple[int, datetime, str], ...]  # key, start, commit
     parents: Mapping[str, tuple[str, ...]]
     branches: Mapping[str, str | None]
 
     @classmethod
-    def read(cls, session: Session, run: int | None = None) -> _Stored:
-        """Read every run but the rejected ones, except `run`."""
+    def read(cls, session: Session, run: int | None = None, committed: bool = False) -> _Stored:
+        """Read every run but the rejected ones, except `run`; with `committed`, also none of uncommitted code."""
         columns = (Run.id, Run.started, Commit.hash, Commit.parents, Commit.branch)
         without = rejected(session) - {run}
         query = select(*columns).join(Commit, Run.commit_id == Commit.id)
+        query = query.where(Run.dirty.is_(False) | (Run.id == run)) if committed else query
         rows = [row for row in session.execute(query) if row[0] not in without]
         return cls(
             tuple((row[0], row[1], row[2]) for row in rows),
@@ -95,8 +96,11 @@ class _Stored:
 
 
 def line_of(session: Session, run: RunRow, first_parents: FirstParents | None = None) -> CommitLine:
-    """Return the line up to a run: earlier runs at the same commit, and runs at the commits before."""
-    return _line_to(run.commit, run, _Stored.read(session, run.pk), first_parents)
+    """Return the line up to a run: earlier runs at the same commit, and runs at the commits before.
+
+    Uncommitted code has no place among the commits: only another run of such code is compared with it.
+    """
+    return _line_to(run.commit, run, _Stored.read(session, run.pk, not run.state.dirty), first_parents)
 
 
 def line_through(

@@ -38,6 +38,8 @@ def find_run(session: Session, text: str | None = None) -> RunRow:
     """Return the run whose id starts with `text`; without one, or for `latest`, `latest_run`. Raises QueryError."""
     if text is None or text == "latest":
         run = latest_run(session)
+        if run is None and session.scalar(select(Run.id).limit(1)) is not None:
+            raise QueryError("every run is rejected; `groupbench list runs` lists them")
         if run is None:
             raise QueryError("the database has no runs; `groupbench ingest FILE` stores one")
         return run

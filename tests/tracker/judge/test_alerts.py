@@ -76,8 +76,20 @@ def test_uncommitted_code_changes_no_incident(ms: float, slower: Cli, stored: St
         result = slower("gate", "--update")
         assert "incidents: unchanged, since the run measured uncommitted code" in result.stderr
     assert result.exit_code == (0 if ms == 1.0 else 1)
+    stored([make(12, ms=1.05)])
+    result = slower("gate", "--update")
+    assert (result.exit_code, "incidents: nothing new" in result.stderr) == (1, True)
     (alert,) = members(slower, "--all")
-    assert (alert["state"], alert["incident"]) == ("new", 1)
+    assert (alert["state"], alert["incident"], alert["commits"]) == ("new", 1, "005ccccccc..006ccccccc")
+
+
+@pytest.mark.sqlite
+@pytest.mark.parametrize("ms", [0.5, 2.0])
+def test_uncommitted_code_is_no_history(ms: float, cli: Cli, stored: Stored, make: Any) -> None:
+    dirty = (make(night, ms=ms, commit_facts={"dirty": True}) for night in (6, 7, 8))
+    stored([*quiet(make, 6), *dirty, make(9, ms=1.0)])
+    result = cli("gate", "--update")
+    assert result.exit_code == 0 and "no change above" in first_line(result)
 
 
 @pytest.mark.sqlite
