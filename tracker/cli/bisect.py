@@ -256,7 +256,7 @@ def _write(form: Format, done: Searched, path: Path) -> None:
         write_notes(report.unchecked(done.trace), form)
     else:
         for line in text:
-            click.echo(line[: len(line) - len(line.lstrip())] + printable(line))
+            click.echo(printable(line))
 
 
 def _rows(result: BisectResult, history: History) -> Iterator[dict[str, Any]]:
